@@ -1,0 +1,74 @@
+# Every target sets itself up: nothing has to be installed first but make, Python >= 3.11 and a C++20 compiler.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+MODEL ?= smollm2
+PROMPT ?= In two sentences: why is reading a prompt faster than writing an answer?
+OUT ?= measure.json
+ARGS ?=
+
+# make's own default is g++ even where only clang is installed
+ifeq ($(origin CXX),default)
+CXX := $(firstword $(foreach name,c++ g++ clang++,$(if $(shell command -v $(name) 2>/dev/null),$(name))) c++)
+endif
+
+# what the compiled extension and the installed dependencies depend on
+BUILD_INPUTS := pyproject.toml $(wildcard CMakeLists.txt) $(shell find src/phaseline/csrc -type f 2>/dev/null)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test check bench lab wheel clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+
+demo: $(VENV)/.core  ## fetch a small model, answer one prompt, measure both phases
+	$(BIN)/phaseline pull $(MODEL)
+	$(BIN)/phaseline run $(MODEL) "$(PROMPT)"
+	$(BIN)/phaseline measure $(MODEL)
+
+test: $(VENV)/.dev  ## run all tests (ARGS="-k name" goes to pytest)
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.dev  ## lint, check types and import arrows
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_arrows.py
+
+bench: $(VENV)/.dev  ## compare both phases with llama.cpp, interleaved
+	$(BIN)/python benchmarks/versus_llamacpp.py $(ARGS)
+
+lab: $(VENV)/.core  ## the full measurement, with its raw samples in OUT (measure.json)
+	$(BIN)/phaseline measure $(MODEL) --full --out $(OUT)
+
+wheel: $(VENV)/.made  ## build an installable wheel in dist/
+	$(PIP) wheel --no-deps --wheel-dir dist .
+
+clean:  ## remove what was built (the environment goes with: rm -r .venv)
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+	rm -f $(VENV)/.core $(VENV)/.dev
+
+$(VENV)/.core: $(VENV)/.made $(BUILD_INPUTS)
+	@echo "Building Phaseline: about a minute, up to three on two cores."
+	$(PIP) install --quiet --editable .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.made $(BUILD_INPUTS)
+	@echo "Building Phaseline and installing what its tests need."
+	$(PIP) install --quiet --editable '.[dev,reference]'
+	@touch $(VENV)/.core $@
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Phaseline needs Python >= 3.11; '$(PYTHON)' is older or missing. Name another: make PYTHON=python3.12"; exit 1; } >&2
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || \
+	  { echo "'$(PYTHON)' cannot make a virtual environment: install python3-venv (Debian, Ubuntu)"; exit 1; } >&2
+	@test -e "$$($(PYTHON) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h" || \
+	  { echo "'$(PYTHON)' lacks its C headers: install python3-dev (Debian, Ubuntu) or python3-devel (Fedora)"; exit 1; } >&2
+	@echo 'int main() {}' | $(CXX) -std=c++20 -fsyntax-only -x c++ - 2>/dev/null || \
+	  { echo "'$(CXX)' is not a C++20 compiler: install g++ (Debian, Ubuntu: g++; Fedora: gcc-c++) or name one: make CXX=clang++"; exit 1; } >&2
+	$(PYTHON) -m venv $(VENV)
+	@touch $@

@@ -1,0 +1,167 @@
+// The only door between Python and the kernels.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+#include <string>
+
+#include "ceilings.h"
+#include "ops.h"
+#include "sample.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace phaseline;
+
+namespace {
+
+template <class T, int N> using View = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
+
+const Kernels& level_kernels(const std::string& name) {
+    const Kernels* k = kernels_of(name.c_str());
+    if (!k) throw nb::value_error(("unknown instruction-set level " + name).c_str());
+    if (!level_runs_here(name.c_str())) throw nb::value_error(("this processor cannot run level " + name).c_str());
+    return *k;
+}
+
+Matrix* pack(const std::string& format, View<const uint8_t, 2> raw, int cols, Team& team) {
+    const Format* f = find_format(format);
+    if (!f) throw nb::value_error(("no kernel reads tensor type " + format).c_str());
+    if (cols <= 0 || cols % f->block || size_t(cols / f->block) * size_t(f->bytes) != raw.shape(1))
+        throw nb::value_error("a row's bytes do not match its columns");
+    nb::gil_scoped_release unlocked;
+    return new Matrix(*f, raw.data(), raw.shape(1), int(raw.shape(0)), cols, team);
+}
+
+// Checks all that the kernels will trust, then starts the step.
+
+void begin(Plan& plan, View<const int32_t, 1> tokens, View<const int32_t, 2> segments, View<const int32_t, 1> wanted,
+           View<const int32_t, 2> pages, View<float, 2> logits, int vocab, int pool_pages) {
+    const auto refuse = [](const char* why) { throw nb::value_error(why); };
+    StepData step;
+    step.tokens = tokens.data(), step.rows = int(tokens.shape(0));
+    step.segments = reinterpret_cast<const Segment*>(segments.data()), step.segment_count = int(segments.shape(0));
+    step.wanted = wanted.data(), step.wanted_count = int(wanted.shape(0));
+    step.pages = pages.data(), step.max_pages = pages.shape(1);
+    if (segments.shape(1) != 4) refuse("segments need four columns");
+    if (step.rows > plan.max_rows()) refuse("the step has more rows than the plan was made for");
+    if (step.wanted_count > plan.max_wanted()) refuse("the step wants more rows than the plan was made for");
+    if (logits.shape(0) != size_t(step.wanted_count) || logits.shape(1) != size_t(vocab)) refuse("logits have the wrong shape");
+    for (int i = 0; i < step.rows; i++)
+        if (step.tokens[i] < 0 || step.tokens[i] >= vocab) refuse("a token is outside the vocabulary");
+    for (int i = 0; i < step.wanted_count; i++)
+        if (step.wanted[i] < 0 || step.wanted[i] >= step.rows) refuse("a wanted row is outside the step");
+    int next = 0;
+    for (int i = 0; i < step.segment_count; i++) {
+        const Segment& s = step.segments[i];
+        if (s.first != next || s.rows <= 0 || s.start < 0) refuse("segments must tile the rows in order");
+        next += s.rows;
+        if (s.slot < 0 || size_t(s.slot) >= pages.shape(0)) refuse("a segment's slot is outside the page table");
+        const long used = (long(s.start) + s.rows + PAGE - 1) / PAGE;
+        if (used > long(step.max_pages)) refuse("a segment is longer than its page list");
+        for (long p = 0; p < used; p++) {
+            const int32_t id = step.pages[size_t(s.slot) * step.max_pages + size_t(p)];
+            if (id < 0 || id >= pool_pages) refuse("a segment's page list does not cover it");
+        }
+    }
+    if (next != step.rows) refuse("segments must tile the rows in order");
+    plan.begin(step, logits.data());
+}
+
+bool run(Plan& plan, int a, int b, bool by_row, std::optional<View<double, 1>> seconds) {
+    if (a < 0 || b > plan.ops() || a > b) throw nb::value_error("no such operations");
+    if (seconds && seconds->shape(0) != size_t(plan.ops())) throw nb::value_error("one time per operation is needed");
+    double* times = seconds ? seconds->data() : nullptr;
+    bool done;
+    {
+        nb::gil_scoped_release unlocked;
+        done = plan.run(a, b, by_row, [] {
+            nb::gil_scoped_acquire locked;
+            return PyErr_CheckSignals() != 0;  // does nothing but on the main thread
+        }, times);
+    }
+    if (!done) throw nb::python_error();
+    return done;
+}
+
+template <class Array> KvLayer kv_layer(Array& keys, Array& values, int layer, int kv_heads, int head_dim) {
+    const size_t bytes = keys.itemsize();
+    const size_t stride = keys.stride(0) * bytes;  // ndarray strides count elements
+    const KvType type = bytes == 2 ? KvType::BF16 : KvType::F32;
+    const int padded = (head_dim + PANEL - 1) / PANEL * PANEL;
+    if (size_t(layer) >= keys.shape(0) || keys.shape(2) != PAGE || keys.shape(3) != size_t(kv_heads) ||
+        keys.shape(4) != size_t(padded) || (bytes != 2 && bytes != 4))
+        throw nb::value_error("the state's arrays do not have the shape that the kernels want");
+    return {static_cast<uint8_t*>(keys.data()) + size_t(layer) * stride,
+            static_cast<uint8_t*>(values.data()) + size_t(layer) * stride, kv_heads, head_dim, padded, type};
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+    m.attr("PAGE") = PAGE;
+    m.def("levels", [] {
+        std::vector<std::string> names;
+        for (const char* name : LEVELS)
+            if (level_runs_here(name)) names.emplace_back(name);
+        return names;
+    }, "Instruction-set levels that this processor runs, plainest first.");
+    m.def("known_levels", [] { return std::vector<std::string>(LEVELS, LEVELS + 3); });
+
+    nb::class_<Team>(m, "Team", "Threads, created once and shared by whatever runs one after the other.")
+        .def(nb::init<int>(), "threads"_a)
+        .def_prop_ro("size", &Team::size);
+
+    nb::class_<Matrix>(m, "Matrix", "A weight packed into panels.")
+        .def_prop_ro("nbytes", &Matrix::nbytes)
+        .def_prop_ro("shape", [](const Matrix& w) { return nb::make_tuple(w.rows, w.cols); })
+        .def("row", [](const Matrix& w, int row, View<float, 1> out) {
+            if (row < 0 || row >= w.rows || out.shape(0) != size_t(w.cols)) throw nb::index_error("no such row");
+            w.unpack_row(row, out.data());
+        }, "row"_a, "out"_a);
+    m.def("pack", &pack, nb::rv_policy::take_ownership, "format"_a, "raw"_a, "cols"_a, "team"_a);
+
+    nb::class_<Plan>(m, "Plan", "A program made native.")
+        .def("__init__", [](Plan* self, Team& team, const std::string& level, int max_rows, int max_wanted) {
+            new (self) Plan(team, level_kernels(level), max_rows, max_wanted);
+        }, "team"_a, "level"_a, "max_rows"_a, "max_wanted"_a, nb::keep_alive<1, 2>())
+        .def_prop_ro("level", [](const Plan& p) { return std::string(p.kernels().name); })
+        .def("add_value", &Plan::add_value, "width"_a, "wanted"_a, "column"_a)
+        .def("add_output", &Plan::add_output, "width"_a)
+        .def("add_embed", [](Plan& p, const Matrix& table, int out, int layer) {
+            p.add(make_embed(table, p.value(out)), layer);
+        }, "table"_a, "out"_a, "layer"_a, nb::keep_alive<1, 2>())
+        .def("add_select", [](Plan& p, int x, int out, int layer) {
+            p.add(make_select(p.value(x), p.value(out)), layer);
+        }, "x"_a, "out"_a, "layer"_a)
+        .def("add_rope", [](Plan& p, int x, int out, int head_dim, int dims, double base, int layer) {
+            Value& v = p.value(x);
+            const int at = p.add_rotation(dims, base);
+            p.add(make_rope(v, p.value(out), int(v.rows.stride) / head_dim, head_dim, dims, at), layer);
+        }, "x"_a, "out"_a, "head_dim"_a, "dims"_a, "base"_a, "layer"_a)
+        .def("add_linear", [](Plan& p, int x, std::vector<const Matrix*> weights, std::vector<int> outs, std::vector<float> norm,
+                              float eps, bool gate, int residual, int layer) {
+            LinearSpec s;
+            s.x = &p.value(x), s.norm = std::move(norm), s.eps = eps, s.weights = std::move(weights), s.gate = gate;
+            for (int o : outs) s.outs.push_back(&p.value(o));
+            if (residual >= 0) s.residual = &p.value(residual);
+            p.add(make_linear(std::move(s)), layer);
+        }, "x"_a, "weights"_a, "outs"_a, "norm"_a, "eps"_a, "gate"_a, "residual"_a, "layer"_a, nb::keep_alive<1, 3>())
+        .def("add_attend", [](Plan& p, int q, int k, int v, int out, nb::ndarray<nb::ndim<5>, nb::c_contig> keys,
+                              nb::ndarray<nb::ndim<5>, nb::c_contig> values, int kv_layer_index, int heads, int kv_heads,
+                              int head_dim, float scale, int layer) {
+            AttendSpec s{&p.value(q), &p.value(k), &p.value(v), &p.value(out),
+                         kv_layer(keys, values, kv_layer_index, kv_heads, head_dim), heads, scale};
+            p.add(make_attend(s), layer);
+        }, "q"_a, "k"_a, "v"_a, "out"_a, "keys"_a, "values"_a, "kv_layer"_a, "heads"_a, "kv_heads"_a, "head_dim"_a,
+           "scale"_a, "layer"_a)
+        .def("seal", &Plan::seal)
+        .def("begin", &begin, "tokens"_a, "segments"_a, "wanted"_a, "pages"_a, "logits"_a, "vocab"_a, "pool_pages"_a)
+        .def("run", &run, "first"_a, "last"_a, "by_row"_a = false, "seconds"_a = nb::none());
+
+    bind_ceilings(m);
+    bind_sample(m);
+}

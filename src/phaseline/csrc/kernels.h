@@ -1,0 +1,128 @@
+// The table of kernels: one instance per instruction-set level, filled by level/table.cpp.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "matrix.h"
+
+namespace phaseline {
+
+// Thirty-two activations of one row in integers: a = scale * q with |q| <= 127 * 128, so each value keeps its
+// fifteen bits. Sums of products with integer codes are exact, in any order and at any level.
+// AVX-512 splits q = 128 * hi + lo into bytes (hi[32], lo[32]); the others keep 16-bit q, each four as 0 2 1 3.
+struct QuantBlock {
+    float scale;
+    float sum;       // scale * (isum[0] + isum[1])
+    int32_t isum[2]; // sums of q over each half
+    int8_t words[64];
+};
+
+constexpr int MAX_TILE = 8;  // rows of the largest tile at any level
+
+// Rows r0 .. r1-1 of a buffer whose rows are `stride` floats apart.
+struct RowsIn {
+    const float* data;
+    size_t stride;
+    const float* row(int r) const { return data + size_t(r) * stride; }
+};
+struct RowsOut {
+    float* data;
+    size_t stride;
+    float* row(int r) const { return data + size_t(r) * stride; }
+};
+
+// Activations prepared for a product: per tile of up to `tile_rows` rows, quantised [block][row] or plain [k][row].
+struct Prepared {
+    uint8_t* data;
+    size_t row_bytes;  // a tile of m rows starting at row r begins at data + r * row_bytes
+    bool plain;
+    uint8_t* tile(int r) const { return data + size_t(r) * row_bytes; }
+};
+
+struct Norm {
+    const float* weight;  // null: no norm
+    float eps;
+};
+
+struct Product {
+    Prepared input;
+    const Matrix* weight;
+    const Matrix* gate;  // null: none; else out = silu(gate) * weight, both on the same input
+    RowsOut out;
+    RowsIn residual;     // data null: none
+};
+
+enum class KvType { BF16, F32 };
+
+constexpr int PAGE = 32;           // tokens per page
+constexpr int SPLIT = 512;         // attention over a context is cut here, always, and merged in order
+constexpr int SPLIT_PAGES = SPLIT / PAGE;
+
+// The pages of one layer. A page holds kv_heads * head_dim * PAGE elements (head_dim padded to 16):
+//   keys   bf16 [head][d / 2][token][2],  f32 [head][d][token]
+//   values bf16 [head][token / 2][d][2],  f32 [head][token][d]
+struct KvLayer {
+    uint8_t* keys;
+    uint8_t* values;
+    int kv_heads, head_dim, padded_dim;
+    KvType type;
+    size_t head_bytes() const { return size_t(padded_dim) * PAGE * (type == KvType::BF16 ? 2 : 4); }
+    uint8_t* head(uint8_t* base, int page, int h) const {
+        return base + (size_t(page) * size_t(kv_heads) + size_t(h)) * head_bytes();
+    }
+};
+
+// A tile of up to `tile_rows` queries of one segment that share key head `kv_head`. Query i (row * group + g) of the
+// segment is head kv_head * group + g of its row.
+struct QueryTile {
+    RowsIn q;
+    RowsOut out;
+    const int32_t* pages;  // of this sequence
+    int first_row;         // of the segment, in the step
+    int start;             // position of that row
+    int group, kv_head;
+    int first, count;      // queries first .. first + count - 1
+    float scale;
+};
+
+// One split's unfinished softmax: out is not yet divided by `sum`. Weights are e^(score - largest).
+struct Partial {
+    float largest[MAX_TILE], sum[MAX_TILE];
+    float* out;  // [MAX_TILE][padded_dim]
+};
+
+struct Kernels {
+    const char* name;
+    int tile_rows;  // rows of a full tile, for products and for queries
+
+    // x (normalised if asked) into the tile that starts at `row`; `scratch` holds `cols` floats per call.
+    void (*prepare)(RowsIn x, int row, int count, int cols, Norm norm, Prepared into, float* scratch);
+    // Panels p0 .. p1-1 for the prepared tile of `count` rows at `row`.
+    void (*product)(const Product& p, int row, int count, int p0, int p1);
+    // Rotate pairs of the first `dims` entries of each head; angles are [cos, sin] pairs of the row.
+    void (*rope)(const float* x, float* out, const float* angles, int heads, int head_dim, int dims);
+    // One row's keys and values into slot `offset` of `page`.
+    void (*store_kv)(const KvLayer& kv, const float* k, const float* v, int page, int offset);
+    // Positions split * SPLIT .. of the tile's queries into `into`. Scratch: attend_scratch() floats.
+    void (*attend)(const KvLayer& kv, const QueryTile& t, int split, Partial& into, float* scratch);
+    // a := a merged with the next split b.
+    void (*merge)(Partial& a, const Partial& b, int count, int padded_dim);
+    // Divide by the sums and write the tile's rows of `out`.
+    void (*finish)(const KvLayer& kv, const QueryTile& t, const Partial& a);
+
+    // Ceilings: register-only loops of n rounds, returning operations done; and one pass of loads over a buffer.
+    double (*burn_float)(long n);
+    double (*burn_quant)(long n);
+    double (*read)(const uint8_t* data, size_t bytes);
+};
+
+constexpr size_t attend_scratch(int padded_dim) { return size_t(MAX_TILE) * (size_t(padded_dim) + PAGE); }
+
+// The table of a level by name, or null where the name is unknown.
+const Kernels* kernels_of(const char* name);
+// Whether this processor (and its operating system) can run that level.
+bool level_runs_here(const char* name);
+// Names from the plainest level to the widest.
+extern const char* const LEVELS[3];
+
+}  // namespace phaseline

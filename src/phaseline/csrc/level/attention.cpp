@@ -1,0 +1,203 @@
+// Softmax attention over pages. A query reads its context page by page, in splits of fixed length, in one order: its
+// bits do not depend on the chunk it came in, on its neighbours in the tile or on who merges the splits.
+#include "simd.h"
+#include "table.h"
+
+namespace PHASELINE_LEVEL {
+
+using namespace phaseline;
+
+namespace {
+
+constexpr float NOTHING = -1e30f;  // the largest score of no score: finite, so that differences stay numbers
+
+struct Bf16 {
+    using Element = uint16_t;
+    static Element from(float f) { return float_to_bf16(f); }
+    static size_t key(int d, int token, int) { return size_t(d / 2) * PAGE * 2 + size_t(token) * 2 + size_t(d % 2); }
+    static size_t value(int d, int token, int dim) { return size_t(token / 2) * size_t(dim) * 2 + size_t(d) * 2 + size_t(token % 2); }
+    static void pair(const Element* p, size_t, Float& a, Float& b) { load_bf16_pairs(p, a, b); }
+    static constexpr size_t LANE = 2;  // elements from one lane to the next
+};
+
+struct F32 {
+    using Element = float;
+    static Element from(float f) { return f; }
+    static size_t key(int d, int token, int) { return size_t(d) * PAGE + size_t(token); }
+    static size_t value(int d, int token, int dim) { return size_t(token) * size_t(dim) + size_t(d); }
+    static void pair(const Element* p, size_t row, Float& a, Float& b) { a = load(p), b = load(p + row); }
+    static constexpr size_t LANE = 1;
+};
+
+#if defined(__AVX512F__)
+constexpr int WIDE = 2;  // vectors of tokens, or of dims, that a pass keeps in registers
+#else
+constexpr int WIDE = 1;
+#endif
+
+// scores[r][token] = q[r] . k[token] for a page; q is [d][M].
+template <class T, int M> void page_scores(const typename T::Element* keys, const float* q, int dim, float* scores) {
+    for (int t = 0; t < PAGE; t += LANES * WIDE) {
+        Float acc[M][WIDE];
+        for (auto& row : acc)
+            for (auto& a : row) a = zero();
+        for (int d = 0; d < dim; d += 2) {
+#pragma GCC unroll 2
+            for (int w = 0; w < WIDE; w++) {
+                Float even, odd;
+                T::pair(keys + T::key(d, t + w * LANES, 0), PAGE, even, odd);
+#pragma GCC unroll 8
+                for (int r = 0; r < M; r++) {
+                    acc[r][w] = fma(splat(q[d * M + r]), even, acc[r][w]);
+                    acc[r][w] = fma(splat(q[(d + 1) * M + r]), odd, acc[r][w]);
+                }
+            }
+        }
+        for (int r = 0; r < M; r++)
+            for (int w = 0; w < WIDE; w++) store(scores + r * PAGE + t + w * LANES, acc[r][w]);
+    }
+}
+
+// out[r] = out[r] * shrink[r] + sum over tokens of p[r][token] * v[token]; p is 0 beyond a query's own limit.
+template <class T, int M, int W>
+void add_values(const typename T::Element* values, const float* p, const float* shrink, int tokens, int dim, int d, float* out) {
+    Float acc[M][W];
+    for (int r = 0; r < M; r++)
+        for (int w = 0; w < W; w++) acc[r][w] = load(out + r * dim + d + w * LANES) * splat(shrink[r]);
+    int t = 0;
+    for (; t + 2 <= tokens; t += 2) {
+#pragma GCC unroll 2
+        for (int w = 0; w < W; w++) {
+            Float even, odd;
+            T::pair(values + T::value(d + w * LANES, t, dim), size_t(dim), even, odd);
+#pragma GCC unroll 8
+            for (int r = 0; r < M; r++) {
+                acc[r][w] = fma(splat(p[r * PAGE + t]), even, acc[r][w]);
+                acc[r][w] = fma(splat(p[r * PAGE + t + 1]), odd, acc[r][w]);
+            }
+        }
+    }
+    if (t < tokens) {  // the other half of the last pair was never written
+        for (int w = 0; w < W; w++) {
+            Float even, odd;
+            T::pair(values + T::value(d + w * LANES, t, dim), size_t(dim), even, odd);
+            for (int r = 0; r < M; r++) acc[r][w] = fma(splat(p[r * PAGE + t]), even, acc[r][w]);
+        }
+    }
+    for (int r = 0; r < M; r++)
+        for (int w = 0; w < W; w++) store(out + r * dim + d + w * LANES, acc[r][w]);
+}
+
+template <class T, int M>
+void attend_tile(const KvLayer& kv, const QueryTile& t, int split, Partial& into, float* scratch) {
+    const int dim = kv.padded_dim;
+    float* q = scratch;                 // [head_dim][M]
+    float* scores = q + MAX_TILE * dim; // [M][PAGE]
+    int limit[M], last = 0;             // positions each query reads
+    for (int r = 0; r < M; r++) {
+        const int i = t.first + r, row = i / t.group;
+        const float* source = t.q.row(t.first_row + row) + (t.kv_head * t.group + i % t.group) * kv.head_dim;
+        for (int d = 0; d < kv.head_dim; d++) q[d * M + r] = source[d] * t.scale;
+        limit[r] = t.start + row + 1;
+        if (limit[r] > last) last = limit[r];
+        into.largest[r] = NOTHING;
+        into.sum[r] = 0;
+        for (int d = 0; d < dim; d += LANES) store(into.out + r * dim + d, zero());
+    }
+    const int end = last < (split + 1) * SPLIT ? last : (split + 1) * SPLIT;
+    for (int at = split * SPLIT; at < end; at += PAGE) {
+        const int page = t.pages[at / PAGE], tokens = end - at < PAGE ? end - at : PAGE;
+        const auto* keys = reinterpret_cast<const typename T::Element*>(kv.head(kv.keys, page, t.kv_head));
+        const auto* values = reinterpret_cast<const typename T::Element*>(kv.head(kv.values, page, t.kv_head));
+        page_scores<T, M>(keys, q, kv.head_dim, scores);
+        float shrink[M];
+        for (int r = 0; r < M; r++) {
+            float* s = scores + r * PAGE;
+            const int visible = limit[r] - at;  // tokens of this page before the causal limit, perhaps none
+            const int n0 = visible < 0 ? 0 : visible > LANES ? LANES : visible;
+            const int n1 = visible < LANES ? 0 : visible > PAGE ? LANES : visible - LANES;
+            const Float s0 = first_lanes(n0, load(s), splat(NOTHING));
+            const Float s1 = first_lanes(n1, load(s + LANES), splat(NOTHING));
+            const float top = largest(max(s0, s1)), before = into.largest[r];
+            const float now = top > before ? top : before;
+            const Float p0 = first_lanes(n0, exp(s0 - splat(now)), zero());
+            const Float p1 = first_lanes(n1, exp(s1 - splat(now)), zero());
+            shrink[r] = 1.0f;
+            if (now != before) {
+                float e[LANES];
+                store(e, exp(splat(before - now)));
+                shrink[r] = e[0];
+            }
+            into.largest[r] = now;
+            into.sum[r] = into.sum[r] * shrink[r] + sum(p0 + p1);
+            store(s, p0);
+            store(s + LANES, p1);
+        }
+        int d = 0;
+        for (; d + LANES * WIDE <= dim; d += LANES * WIDE) add_values<T, M, WIDE>(values, scores, shrink, tokens, dim, d, into.out);
+        if (d < dim) add_values<T, M, 1>(values, scores, shrink, tokens, dim, d, into.out);
+    }
+}
+
+template <class T> void store_row(const KvLayer& kv, const float* k, const float* v, int page, int offset) {
+    for (int h = 0; h < kv.kv_heads; h++, k += kv.head_dim, v += kv.head_dim) {
+        auto* keys = reinterpret_cast<typename T::Element*>(kv.head(kv.keys, page, h));
+        auto* values = reinterpret_cast<typename T::Element*>(kv.head(kv.values, page, h));
+        for (int d = 0; d < kv.head_dim; d++) {
+            keys[T::key(d, offset, 0)] = T::from(k[d]);
+            values[T::value(d, offset, kv.padded_dim)] = T::from(v[d]);
+        }
+        for (int d = kv.head_dim; d < kv.padded_dim; d++) values[T::value(d, offset, kv.padded_dim)] = T::from(0);
+    }
+}
+
+using Attend = void (*)(const KvLayer&, const QueryTile&, int, Partial&, float*);
+#if defined(__AVX512F__)
+#define EACH_COUNT(T) attend_tile<T, 1>, attend_tile<T, 2>, attend_tile<T, 3>, attend_tile<T, 4>, attend_tile<T, 5>, \
+                      attend_tile<T, 6>, attend_tile<T, 7>, attend_tile<T, 8>
+#else
+#define EACH_COUNT(T) attend_tile<T, 1>, attend_tile<T, 2>, attend_tile<T, 3>, attend_tile<T, 4>
+#endif
+constexpr Attend ATTEND[2][TILE_ROWS] = {{EACH_COUNT(Bf16)}, {EACH_COUNT(F32)}};
+
+}  // namespace
+
+void attend(const KvLayer& kv, const QueryTile& t, int split, Partial& into, float* scratch) {
+    ATTEND[kv.type == KvType::F32][t.count - 1](kv, t, split, into, scratch);
+}
+
+void store_kv(const KvLayer& kv, const float* k, const float* v, int page, int offset) {
+    if (kv.type == KvType::BF16) store_row<Bf16>(kv, k, v, page, offset);
+    else store_row<F32>(kv, k, v, page, offset);
+}
+
+void merge(Partial& a, const Partial& b, int count, int padded_dim) {
+    for (int r = 0; r < count; r++) {
+        const float top = a.largest[r] > b.largest[r] ? a.largest[r] : b.largest[r];
+        float e[LANES];
+        store(e, exp(splat(a.largest[r] - top)));
+        const float keep = a.largest[r] == top ? 1.0f : e[0];
+        store(e, exp(splat(b.largest[r] - top)));
+        const float take = b.sum[r] == 0 ? 0.0f : b.largest[r] == top ? 1.0f : e[0];
+        a.largest[r] = top;
+        a.sum[r] = a.sum[r] * keep + b.sum[r] * take;
+        for (int d = 0; d < padded_dim; d += LANES) {
+            float* out = a.out + r * padded_dim + d;
+            store(out, load(out) * splat(keep) + load(b.out + r * padded_dim + d) * splat(take));
+        }
+    }
+}
+
+void finish(const KvLayer& kv, const QueryTile& t, const Partial& a) {
+    for (int r = 0; r < t.count; r++) {
+        const int i = t.first + r;
+        float* out = t.out.row(t.first_row + i / t.group) + (t.kv_head * t.group + i % t.group) * kv.head_dim;
+        const Float inverse = splat(1.0f / a.sum[r]);
+        for (int d = 0; d < kv.head_dim; d += LANES) {
+            const int lanes = kv.head_dim - d < LANES ? kv.head_dim - d : LANES;
+            store_first(out + d, lanes, load(a.out + r * kv.padded_dim + d) * inverse);
+        }
+    }
+}
+
+}  // namespace PHASELINE_LEVEL

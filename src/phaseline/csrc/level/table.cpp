@@ -1,0 +1,24 @@
+#include "table.h"
+
+#define STRING(x) #x
+#define NAME_OF(x) STRING(x)
+
+namespace PHASELINE_LEVEL {
+
+extern const phaseline::Kernels kernels;
+const phaseline::Kernels kernels = {
+    .name = NAME_OF(PHASELINE_LEVEL),
+    .tile_rows = TILE_ROWS,
+    .prepare = prepare,
+    .product = product,
+    .rope = rope,
+    .store_kv = store_kv,
+    .attend = attend,
+    .merge = merge,
+    .finish = finish,
+    .burn_float = burn_float,
+    .burn_quant = burn_quant,
+    .read = read,
+};
+
+}  // namespace PHASELINE_LEVEL

@@ -1,0 +1,26 @@
+// What the files of one level offer each other; table.cpp gathers it for the rest of the program.
+#pragma once
+#include "kernels.h"
+
+namespace PHASELINE_LEVEL {
+
+#if defined(__AVX512F__)
+constexpr int TILE_ROWS = 8;  // thirty-two registers
+#else
+constexpr int TILE_ROWS = 4;
+#endif
+
+void prepare(phaseline::RowsIn x, int row, int count, int cols, phaseline::Norm norm, phaseline::Prepared into,
+             float* scratch);
+void product(const phaseline::Product& p, int row, int count, int p0, int p1);
+void rope(const float* x, float* out, const float* angles, int heads, int head_dim, int dims);
+void store_kv(const phaseline::KvLayer& kv, const float* k, const float* v, int page, int offset);
+void attend(const phaseline::KvLayer& kv, const phaseline::QueryTile& t, int split, phaseline::Partial& into,
+            float* scratch);
+void merge(phaseline::Partial& a, const phaseline::Partial& b, int count, int padded_dim);
+void finish(const phaseline::KvLayer& kv, const phaseline::QueryTile& t, const phaseline::Partial& a);
+double burn_float(long n);
+double burn_quant(long n);
+double read(const uint8_t* data, size_t bytes);
+
+}  // namespace PHASELINE_LEVEL

@@ -1,0 +1,128 @@
+#include "plan.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+namespace phaseline {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+constexpr auto ASK_EVERY = std::chrono::milliseconds(20);
+
+double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
+
+}  // namespace
+
+Plan::Plan(Team& team, const Kernels& kernels, int max_rows, int max_wanted)
+    : team_(team), kernels_(kernels), max_rows_(max_rows), max_wanted_(max_wanted) {}
+
+int Plan::add_value(int width, bool wanted, size_t column) {
+    values_.push_back(std::make_unique<Value>(Value{{nullptr, size_t(width)}, wanted}));
+    columns_.push_back(column);
+    return int(values_.size()) - 1;
+}
+
+int Plan::add_output(int width) {
+    const int i = add_value(width, true, 0);
+    output_ = values_.back().get();
+    return i;
+}
+
+int Plan::add_rotation(int dims, double base) {
+    for (const Rotation& r : rotations_)
+        if (r.dims == dims && r.base == base) return r.start;
+    rotations_.push_back({dims, int(angle_stride_), base});
+    angle_stride_ += size_t(dims);
+    return rotations_.back().start;
+}
+
+void Plan::add(std::unique_ptr<Op> op, int layer) {
+    ops_.push_back(std::move(op));
+    layers_.push_back(layer);
+}
+
+void Plan::seal() {
+    size_t tokens = 0, wanted = 0, prepared = 0, scratch = 0;
+    for (size_t i = 0; i < values_.size(); i++) {
+        if (values_[i].get() == output_) continue;
+        size_t& share = values_[i]->wanted ? wanted : tokens;
+        share = std::max(share, columns_[i] + values_[i]->rows.stride);
+    }
+    for (const auto& op : ops_) {
+        prepared = std::max(prepared, op->prepared_row_bytes());
+        scratch = std::max(scratch, op->scratch_floats());
+    }
+    arena_.resize(tokens * size_t(max_rows_));
+    wanted_arena_.resize(wanted * size_t(max_wanted_));
+    for (size_t i = 0; i < values_.size(); i++) {
+        if (values_[i].get() == output_) continue;
+        values_[i]->rows.data = values_[i]->wanted ? wanted_arena_.data() + columns_[i] * size_t(max_wanted_)
+                                                   : arena_.data() + columns_[i] * size_t(max_rows_);
+    }
+    prepared_.resize(prepared * size_t(std::max(max_rows_, max_wanted_)) + 64);
+    scratch_.assign(size_t(team_.size()), std::vector<float>(scratch));
+    angles_.resize(angle_stride_ * size_t(max_rows_));
+}
+
+void Plan::begin(const StepData& step, float* logits) {
+    step_ = step;
+    output_->rows.data = logits;
+    row_segments_.clear();
+    for (int s = 0; s < step.segment_count; s++)
+        row_segments_.insert(row_segments_.end(), size_t(step.segments[s].rows), step.segments[s]);
+    for (int row = 0; row < step.rows; row++) fill_angles(row);
+}
+
+void Plan::fill_angles(int row) {
+    const Segment& s = row_segments_[size_t(row)];
+    const double position = s.start + (row - s.first);
+    float* at = angles_.data() + size_t(row) * angle_stride_;
+    for (const Rotation& r : rotations_) {
+        for (int i = 0; i < r.dims; i += 2) {
+            const double angle = position * std::pow(r.base, -double(i) / r.dims);
+            at[r.start + i] = float(std::cos(angle));
+            at[r.start + i + 1] = float(std::sin(angle));
+        }
+    }
+}
+
+bool Plan::run(int a, int b, bool by_row, const std::function<bool()>& interrupted, double* seconds) {
+    // Thread 0 alone asks, before it starts an operation; the barrier that ends the operation carries the answer to
+    // the others, so that all of them leave at the same place.
+    std::atomic<long> stop_at{-1};
+    team_.run([&](int thread) {
+        Run run{team_, kernels_, step_, row_segments_, angles_, angle_stride_, prepared_.data(),
+                scratch_[size_t(thread)].data(), 0, step_.rows};
+        auto asked = Clock::now();
+        long done = 0;
+        const auto one = [&](int op) {
+            if (stop_at.load(std::memory_order_relaxed) == done) return false;
+            const auto start = Clock::now();
+            if (thread == 0 && interrupted && start - asked > ASK_EVERY) {
+                asked = start;
+                if (interrupted()) stop_at.store(done + 1, std::memory_order_relaxed);
+            }
+            ops_[size_t(op)]->run(run);
+            if (thread == 0 && seconds) seconds[op] += seconds_since(start);
+            done++;
+            return true;
+        };
+        for (int i = a; i < b;) {
+            int end = i + 1;
+            while (end < b && layers_[size_t(end)] == layers_[size_t(i)]) end++;
+            const bool rows_outside = by_row && layers_[size_t(i)] >= 0;
+            for (int row = 0; row < (rows_outside ? step_.rows : 1); row++) {
+                if (rows_outside) run.r0 = row, run.r1 = row + 1;
+                for (int op = i; op < end; op++)
+                    if (!one(op)) return;
+            }
+            run.r0 = 0, run.r1 = step_.rows;
+            i = end;
+        }
+    });
+    return stop_at.load() < 0;
+}
+
+}  // namespace phaseline

@@ -1,0 +1,113 @@
+// A program made native: a list of operations over an arena planned ahead, run by the whole team without a return to
+// Python in between.
+#pragma once
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "kernels.h"
+#include "team.h"
+
+namespace phaseline {
+
+// One activation of the program. Rows of TOKENS kind count the step's tokens, of WANTED kind the rows with logits.
+struct Value {
+    RowsOut rows;
+    bool wanted;
+    RowsIn in() const { return {rows.data, rows.stride}; }
+};
+
+struct Segment {
+    int32_t slot, start, first, rows;
+};
+
+// What one step brings: all arrays belong to the caller and must outlive the step.
+struct StepData {
+    const int32_t* tokens = nullptr;
+    int rows = 0;
+    const Segment* segments = nullptr;
+    int segment_count = 0;
+    const int32_t* wanted = nullptr;
+    int wanted_count = 0;
+    const int32_t* pages = nullptr;  // [slots][max_pages]
+    size_t max_pages = 0;
+};
+
+// The memory and the team that operations share while a step runs; rows r0 .. r1-1 of the step are being computed.
+struct Run {
+    Team& team;
+    const Kernels& kernels;
+    const StepData& step;
+    const std::vector<Segment>& row_segments;  // for each row, its segment
+    const std::vector<float>& angles;          // per row, for each rotation in turn, [cos, sin] pairs
+    size_t angle_stride;
+    uint8_t* prepared;
+    float* scratch;                            // of the calling thread
+    int r0, r1;
+};
+
+class Op {
+  public:
+    virtual ~Op() = default;
+    // Called on every thread at once; must end with a barrier.
+    virtual void run(const Run& run) = 0;
+    virtual size_t prepared_row_bytes() const { return 0; }
+    virtual size_t scratch_floats() const { return 0; }
+};
+
+class Plan {
+  public:
+    // Steps hold at most max_rows tokens and max_wanted rows with logits.
+    Plan(Team& team, const Kernels& kernels, int max_rows, int max_wanted);
+    Plan(const Plan&) = delete;
+    Plan& operator=(const Plan&) = delete;
+
+    // A value `column` floats into each row's share of the arena; the arena grows to hold it. Returns its number.
+    int add_value(int width, bool wanted, size_t column);
+    // A value whose memory comes with each step: the logits.
+    int add_output(int width);
+    // A rotation of `dims` entries per head by position * base^(-2i/dims); returns where its angles start in a row.
+    int add_rotation(int dims, double base);
+    void add(std::unique_ptr<Op> op, int layer);
+    // After the last add: allocates what the steps need.
+    void seal();
+
+    Team& team() const { return team_; }
+    const Kernels& kernels() const { return kernels_; }
+    Value& value(int i) { return *values_[size_t(i)]; }
+    int ops() const { return int(ops_.size()); }
+    int max_rows() const { return max_rows_; }
+    int max_wanted() const { return max_wanted_; }
+
+    // Takes a step's arrays; the operations then run over it, all at once or one by one.
+    void begin(const StepData& step, float* logits);
+    // Runs operations a .. b-1 over all rows (by_row false), or layer by layer with one row at a time inside (true).
+    // `interrupted` is asked every few milliseconds; where it answers true the rest is left out and false returned.
+    // `seconds`, if given, gains each operation's time.
+    bool run(int a, int b, bool by_row, const std::function<bool()>& interrupted, double* seconds);
+
+  private:
+    struct Rotation {
+        int dims, start;
+        double base;
+    };
+    void fill_angles(int row);
+
+    Team& team_;
+    const Kernels& kernels_;
+    const int max_rows_, max_wanted_;
+    std::vector<std::unique_ptr<Value>> values_;  // stable addresses: operations keep pointers
+    std::vector<size_t> columns_;
+    std::vector<std::unique_ptr<Op>> ops_;
+    std::vector<int> layers_;
+    std::vector<Rotation> rotations_;
+    Value* output_ = nullptr;
+    std::vector<float> arena_, wanted_arena_, angles_;
+    std::vector<uint8_t> prepared_;
+    std::vector<std::vector<float>> scratch_;  // one per thread
+    size_t angle_stride_ = 0;
+    StepData step_;
+    std::vector<Segment> row_segments_;
+};
+
+}  // namespace phaseline

@@ -1,0 +1,232 @@
+"""Scheduler: which tokens of which sequences enter the next step.
+
+All live sequences stand in one line, by arrival: `running` is its front, `waiting` the rest. Admission moves
+the border back by one, preemption moves it forward by one; nothing overtakes, so the oldest always advances.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from phaseline.engine.policy import Phase, policy_named
+from phaseline.engine.sequence import Sequence
+from phaseline.engine.types import Request
+from phaseline.engine.validate import check_length
+from phaseline.errors import CapacityError, RequestError
+from phaseline.program.step import Segment, Step, Want
+from phaseline.state.pages import PageTable
+
+
+@dataclass(slots=True)
+class Plan:
+    """One step and who is behind it.
+
+    `copies` must be made, in order, before the step runs, even if the step is then given up. `sequences` are
+    aligned with `step.segments`. A token is to be sampled for each of `sampled` from row `rows[i]` of the step's
+    logits; the n completions of a request share the row that ends their prompt.
+    """
+
+    step: Step
+    sequences: list[Sequence] = field(default_factory=list)
+    sampled: list[Sequence] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+
+
+class Scheduler:
+    """Continuous batching over one page table. Needs no model; not for use by two threads at once.
+
+    `context`: positions the model supports. `chunk`: most prompt tokens per step over all requests; decode rows
+    are not counted. `max_running`: most sequences in a step; a request with n completions counts n times from
+    the start. `policy`: mixed, prefill-first or decode-first.
+
+    A plan that is not committed has advanced nobody: after a step that failed or was interrupted, plan again.
+    """
+
+    def __init__(self, table: PageTable, *, context: int, chunk: int, max_running: int, policy: str = "mixed") -> None:
+        if chunk < 1 or not 1 <= max_running <= table.slots:
+            raise CapacityError(
+                f"chunk = {chunk}, max_running = {max_running}: "
+                f"chunk must be at least 1 and max_running from 1 to the page table's {table.slots} slots"
+            )
+        self.table = table
+        self.context = context
+        self.chunk = chunk
+        self.max_running = max_running
+        self.running: list[Sequence] = []
+        self.waiting: deque[Sequence] = deque()
+        self._policy = policy_named(policy)
+        self._live: dict[str, list[Sequence]] = {}
+        self._arrivals = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    def add(self, request: Request) -> list[Sequence]:
+        """Queue a request; return its n sequences, the first of which prefills for all.
+
+        Raises RequestError if the id is live, CapacityError if the request could not run even alone.
+        """
+        params = request.params
+        if request.id in self._live:
+            raise RequestError(f"request id {request.id!r} is in use by a live request; ids must be unique")
+        if params.n > self.max_running:
+            raise CapacityError(f"n = {params.n}: at most max_running = {self.max_running} completions of one prompt")
+        capacity = self.table.capacity
+        check_length(request, self.context, "the context")
+        check_length(request, capacity, f"the page pool ({self.table.pages} pages of {self.table.page_size})")
+        limit = min(len(request.prompt) + params.max_tokens, self.context, capacity)
+        sequences = [
+            Sequence(request, index, self._arrivals + index, limit, list(request.prompt)) for index in range(params.n)
+        ]
+        sequences[0].forks = sequences[1:]
+        self._arrivals += params.n
+        self._live[request.id] = list(sequences)
+        self.waiting.append(sequences[0])
+        return sequences
+
+    def plan(self) -> Plan | None:
+        """Choose the next step, making room for it; None when there is nothing to do."""
+        segments: list[Segment] = []
+        plan = Plan(Step(segments))
+        for phase in self._policy.order:
+            for sequence, count in self._decodes() if phase is Phase.DECODE else self._chunks():
+                segments.append(_segment(sequence, count))
+                plan.sequences.append(sequence)
+            if segments and not self._policy.mixed:
+                break
+        plan.copies = self.table.take_copies()
+        wanted = 0
+        for sequence, segment in zip(plan.sequences, segments, strict=True):
+            if segment.want is Want.NONE:
+                continue
+            wanted += 1 if segment.want is Want.LAST else len(segment.tokens)
+            if segment.start + len(segment.tokens) == len(sequence.tokens) and not sequence.full:
+                plan.sampled += (sequence, *sequence.forks)
+                plan.rows += [wanted - 1] * sequence.seats
+        return plan if segments else None
+
+    def commit(self, plan: Plan, tokens: Iterable[int]) -> list[Sequence]:
+        """Record that `plan` ran and that `tokens[i]` was sampled for `plan.sampled[i]`.
+
+        Returns the sequences with nothing left to compute: each gained a token, or ends with its prefill because
+        max_tokens is 0. The caller calls `finish` on those that are done, and must on those that are `full`.
+        A sequence aborted since the plan was made is passed over.
+        """
+        advanced: list[Sequence] = []
+        for sequence, segment in zip(plan.sequences, plan.step.segments, strict=True):
+            slot = sequence.slot
+            if slot is None:
+                continue
+            self.table.fill(slot, segment.tokens)
+            sequence.computed += len(segment.tokens)
+            if sequence.computed == len(sequence.tokens):
+                advanced.append(sequence)
+                if sequence.forks:
+                    advanced += self._fork(sequence, slot)
+        for sequence, token in zip(plan.sampled, tokens, strict=True):
+            if sequence.slot is not None:
+                sequence.tokens.append(token)
+        return advanced
+
+    def finish(self, sequence: Sequence) -> None:
+        """Remove a running sequence; its pages are back at once."""
+        self.running.remove(sequence)
+        self._release(sequence)
+        live = self._live[sequence.request.id]
+        live.remove(sequence)
+        if not live:
+            del self._live[sequence.request.id]
+
+    def abort(self, request_id: str) -> bool:
+        """Remove every sequence of a request, queued or running; False if the id is not live.
+
+        Not while an executor runs a step: it reads the pages that this gives back.
+        """
+        if request_id not in self._live:
+            return False
+        for sequence in self._live.pop(request_id):
+            self._release(sequence)
+        self.running = [s for s in self.running if s.request.id != request_id]
+        self.waiting = deque(s for s in self.waiting if s.request.id != request_id)
+        return True
+
+    def _decodes(self) -> Iterator[tuple[Sequence, int]]:
+        """One row for each sequence past its prefill, oldest first, preempting the youngest when pages run out."""
+        for sequence in self.running:  # preemption shortens this list from its end, never before the cursor
+            if not sequence.prefilling and self._make_room(sequence):
+                yield sequence, 1
+
+    def _chunks(self) -> Iterator[tuple[Sequence, int]]:
+        """Prefill chunks in order of arrival until the budget is spent."""
+        budget = self.chunk
+        for sequence in self._prefills():
+            count = min(budget, sequence.prefill - sequence.computed)
+            yield sequence, count
+            budget -= count
+            if not budget:
+                return
+
+    def _prefills(self) -> Iterator[Sequence]:
+        yield from [s for s in self.running if s.prefilling]
+        while self.waiting and self._admit(self.waiting[0]):
+            yield self.running[-1]
+
+    def _admit(self, sequence: Sequence) -> bool:
+        """Start the head of the queue if seats are left and pages for all its tokens: its chunks then can't fail."""
+        if sum(s.seats for s in self.running) + sequence.seats > self.max_running:
+            return False
+        if self.table.free_pages <= sequence.blocked_at:
+            return False
+        slot, cached = self.table.open(sequence.tokens, sequence.request.salt, reuse=not sequence.scores_prompt)
+        if not self.table.grow(slot, len(sequence.tokens)):
+            self.table.close(slot)
+            sequence.blocked_at = self.table.free_pages
+            return False
+        sequence.slot, sequence.computed, sequence.prefill = slot, cached, len(sequence.tokens)
+        if not sequence.preemptions:
+            sequence.cached = cached
+        self.running.append(self.waiting.popleft())
+        return True
+
+    def _make_room(self, sequence: Sequence) -> bool:
+        """Get a page for one more position by preempting the youngest; False if that is this sequence itself."""
+        assert sequence.slot is not None
+        while not self.table.grow(sequence.slot, sequence.computed + 1):
+            youngest = self.running.pop()
+            self._release(youngest)
+            youngest.preemptions += 1
+            self.waiting.appendleft(youngest)
+            if youngest is sequence:
+                return False
+        return True
+
+    def _fork(self, parent: Sequence, slot: int) -> list[Sequence]:
+        """Let the other completions of a prompt run from its stored state."""
+        forks, parent.forks = parent.forks, []
+        for child in forks:
+            child.slot = self.table.fork(slot)
+            child.computed, child.prefill, child.cached = parent.computed, parent.prefill, parent.cached
+        after = self.running.index(parent) + 1
+        self.running[after:after] = forks
+        return forks
+
+    def _release(self, sequence: Sequence) -> None:
+        """Give up a sequence's slot and pages, if it has any; its tokens stay known."""
+        if sequence.slot is not None:
+            self.table.close(sequence.slot)
+        sequence.slot, sequence.computed, sequence.prefill = None, 0, 0
+
+
+def _segment(sequence: Sequence, count: int) -> Segment:
+    """The next `count` tokens of a sequence; only rows that somebody reads are wanted."""
+    assert sequence.slot is not None
+    end = sequence.computed + count
+    if sequence.scores_prompt:
+        want = Want.ALL
+    elif end == len(sequence.tokens) and not sequence.full:
+        want = Want.LAST
+    else:
+        want = Want.NONE
+    return Segment(sequence.slot, sequence.computed, sequence.tokens[sequence.computed : end], want)

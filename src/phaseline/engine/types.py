@@ -1,0 +1,71 @@
+"""The engine's vocabulary: what a caller asks for and what comes back."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class FinishReason(Enum):
+    STOP = "stop"  # an end-of-sequence token, a stop id or a stop string
+    LENGTH = "length"  # max_tokens or the context limit
+    ABORT = "abort"  # cancelled by the caller
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen. Validated by `engine.validate`; nothing here reads a model.
+
+    temperature 0 is greedy (ties go to the lower id). Penalties count generated tokens
+    (repetition also the prompt's), as vLLM does.
+    """
+
+    max_tokens: int = 256
+    min_tokens: int = 0
+    temperature: float = 0.0
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None  # None: drawn once when the request is submitted
+    stop: Sequence[str] = ()
+    stop_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    n: int = 1
+    logprobs: int | None = None  # number of alternatives per generated token; 0: the chosen one's only
+    prompt_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt (token ids) and what to do with it. `id` must be unique among live requests."""
+
+    id: str
+    prompt: Sequence[int]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    salt: bytes = b""  # prefix pages are shared only among equal salts
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability of one token and its best alternatives, most likely first (natural log)."""
+
+    token: int
+    logprob: float
+    top: Sequence[tuple[int, float]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one step added to one stream. `index` counts the n completions of a request."""
+
+    request_id: str
+    index: int
+    token_ids: Sequence[int]
+    text: str  # may be empty while half a character or a possible stop string is held back
+    logprobs: Sequence[TokenLogprob] = ()
+    prompt_logprobs: Sequence[TokenLogprob | None] | None = None  # with the first delta only
+    finish_reason: FinishReason | None = None
+    cached_tokens: int = 0  # prompt tokens served from the prefix cache

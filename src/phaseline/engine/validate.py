@@ -1,0 +1,108 @@
+"""What a request may ask for. Everything that reaches the scheduler has passed here."""
+
+import reprlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from phaseline.engine.types import Request, SamplingParams
+from phaseline.errors import CapacityError, RequestError
+
+_INT32 = 2**31 - 1
+_STOP_STRINGS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """Numbers from `low` to `high`, both allowed unless `above` excludes the lower end; so neither NaN nor infinity."""
+
+    low: float
+    high: float
+    whole: bool = False
+    above: bool = False
+    optional: bool = False
+
+    def accepts(self, value: Any) -> bool:
+        if value is None:
+            return self.optional
+        if isinstance(value, bool) or not isinstance(value, int if self.whole else int | float):
+            return False
+        return (self.low < value if self.above else self.low <= value) and value <= self.high
+
+    def __str__(self) -> str:
+        kind = "an integer" if self.whole else "a number"
+        low = f"above {self.low}" if self.above else f"at least {self.low}"
+        return f"{kind} {low} and at most {self.high}" + (", or None" if self.optional else "")
+
+
+_RANGES: Mapping[str, _Range] = {
+    "max_tokens": _Range(0, _INT32, whole=True),
+    "min_tokens": _Range(0, _INT32, whole=True),
+    "temperature": _Range(0, 1000),
+    "top_k": _Range(0, _INT32, whole=True),
+    "top_p": _Range(0, 1, above=True),
+    "min_p": _Range(0, 1),
+    "repetition_penalty": _Range(0, 1000, above=True),
+    "presence_penalty": _Range(-2, 2),
+    "frequency_penalty": _Range(-2, 2),
+    "seed": _Range(0, 2**64 - 1, whole=True, optional=True),
+    "n": _Range(1, 128, whole=True),
+    "logprobs": _Range(0, 20, whole=True, optional=True),
+    "prompt_logprobs": _Range(0, 20, whole=True, optional=True),
+}
+_BIAS = _Range(-100, 100)  # no infinities: -100 bans a token in practice, and a sum stays finite
+
+
+def validate(request: Request, *, vocab: int, context: int) -> None:
+    """Refuse a request that no engine with `vocab` token ids and `context` positions could serve as asked.
+
+    Raises RequestError that names the field, its value and what is accepted; CapacityError if the prompt is too long.
+    """
+    _require(isinstance(request.id, str) and request.id != "", "id", request.id, "a string that is not empty")
+    _require(isinstance(request.salt, bytes), "salt", request.salt, "bytes")
+    _require(len(request.prompt) > 0, "prompt", request.prompt, "at least one token id")
+    _validate_ids("prompt", request.prompt, vocab)
+    _validate_params(request.params, vocab)
+    check_length(request, context, "the context")
+
+
+def check_length(request: Request, limit: int, holder: str) -> None:
+    """Raise CapacityError unless `limit` positions hold the prompt and, if any token is asked for, one more."""
+    length, max_tokens = len(request.prompt), request.params.max_tokens
+    most = limit - (max_tokens > 0)
+    if length > most:
+        raise CapacityError(
+            f"prompt of {length} tokens with max_tokens = {max_tokens}: {holder} holds {limit} tokens, "
+            f"so a prompt may have at most {most}" + (" to leave room for one generated" if max_tokens else "")
+        )
+
+
+def _validate_params(params: SamplingParams, vocab: int) -> None:
+    for name, accepted in _RANGES.items():
+        value = getattr(params, name)
+        _require(accepted.accepts(value), name, value, str(accepted))
+    at_most = f"at most max_tokens = {params.max_tokens}"
+    _require(params.min_tokens <= params.max_tokens, "min_tokens", params.min_tokens, at_most)
+    _require(isinstance(params.ignore_eos, bool), "ignore_eos", params.ignore_eos, "True or False")
+    _validate_ids("stop_ids", params.stop_ids, vocab)
+    _validate_ids("logit_bias", list(params.logit_bias), vocab)
+    for token, bias in params.logit_bias.items():
+        _require(_BIAS.accepts(bias), f"logit_bias[{token}]", bias, str(_BIAS))
+    stop = params.stop
+    _require(
+        not isinstance(stop, str) and len(stop) <= _STOP_STRINGS and all(isinstance(s, str) and s for s in stop),
+        "stop",
+        stop,
+        f"a list of at most {_STOP_STRINGS} strings, none empty",
+    )
+
+
+def _validate_ids(name: str, ids: Sequence[int], vocab: int) -> None:
+    for position, token in enumerate(ids):
+        if type(token) is not int or not 0 <= token < vocab:  # exactly int: neither a bool nor an array's scalar
+            raise RequestError(f"{name}[{position}] = {reprlib.repr(token)}: must be an int from 0 to {vocab - 1}")
+
+
+def _require(holds: bool, name: str, value: Any, accepted: str) -> None:
+    if not holds:
+        raise RequestError(f"{name} = {reprlib.repr(value)}: must be {accepted}")

@@ -1,0 +1,49 @@
+"""What the engine asks of whoever runs a program."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phaseline.program.ir import Program
+from phaseline.program.step import Segment, Step, Want
+
+
+class Executor(Protocol):
+    """Runs steps of one program over one pool of pages."""
+
+    program: Program
+    page_size: int
+
+    def forward(self, step: Step, pages: NDArray[np.int32]) -> NDArray[Any]:
+        """Logits of the wanted rows, shape (step.wanted, vocab). `pages` has shape (slots, max pages)."""
+
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole pages: (source, destination)."""
+
+    def close(self) -> None:
+        """Give back threads and memory."""
+
+
+def step_arrays(step: Step) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+    """The step as arrays: tokens (rows,), segments (n, 4) of (slot, start, first row, rows), wanted row numbers."""
+    tokens: list[int] = []
+    segments: list[tuple[int, int, int, int]] = []
+    wanted: list[int] = []
+    for s in step.segments:
+        first, n = len(tokens), len(s.tokens)
+        segments.append((s.slot, s.start, first, n))
+        wanted.extend(_wanted_rows(s, first, n))
+        tokens.extend(s.tokens)
+    return (
+        np.array(tokens, np.int32),
+        np.array(segments, np.int32).reshape(-1, 4),
+        np.array(wanted, np.int32),
+    )
+
+
+def _wanted_rows(segment: Segment, first: int, n: int) -> range:
+    if segment.want is Want.NONE:
+        return range(0)
+    return range(first, first + n) if segment.want is Want.ALL else range(first + n - 1, first + n)

@@ -1,0 +1,163 @@
+"""A program made native: weights packed, memory planned, every step one call into the kernels."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phaseline import _native
+from phaseline.errors import CapacityError, UnsupportedError
+from phaseline.execute.arena import plan_columns
+from phaseline.execute.base import step_arrays
+from phaseline.files.base import ModelFile
+from phaseline.program.ir import Program, Rows, Value
+from phaseline.program.ops import Attend, Embed, Linear, Op, Rope, SelectRows
+from phaseline.program.state import PagedKV
+from phaseline.program.step import Step
+from phaseline.state.pool import Pool
+
+KV_TYPES = {"bf16": np.dtype(np.uint16), "f32": np.dtype(np.float32)}
+MODES = ("chunk", "layer", "eager")
+
+
+def best_level() -> str:
+    """The widest instruction-set level this processor runs."""
+    return _native.levels()[-1]
+
+
+def check_level(level: str) -> str:
+    """The level itself, or an error that says why it cannot run and which can."""
+    runs = _native.levels()
+    if level in runs:
+        return level
+    why = "this processor cannot run it" if level in _native.known_levels() else "there is no such level"
+    raise UnsupportedError(f"instruction-set level {level!r}: {why} (runs here: {', '.join(runs)})")
+
+
+def padded_state(spec: PagedKV) -> PagedKV:
+    """The state as the kernels lay it out: head size rounded up to whole vectors."""
+    return PagedKV(spec.layers, spec.kv_heads, -(-spec.head_dim // 16) * 16)
+
+
+class NativeExecutor:
+    """Runs steps on the kernels of one instruction-set level.
+
+    mode `chunk` runs a whole step in one call; `eager` makes one call per operation; `layer` keeps the layer loop
+    outside and runs every operation on one row at a time. All three give the same bits.
+    """
+
+    page_size = _native.PAGE
+
+    def __init__(
+        self,
+        file: ModelFile,
+        program: Program,
+        pages: int,
+        *,
+        threads: int = 1,
+        level: str | None = None,
+        kv_type: str = "bf16",
+        max_rows: int = 512,
+        max_wanted: int | None = None,
+        mode: str = "chunk",
+    ) -> None:
+        if kv_type not in KV_TYPES:
+            raise UnsupportedError(f"key-value type {kv_type!r} is not supported (supported: {', '.join(KV_TYPES)})")
+        if mode not in MODES:
+            raise UnsupportedError(f"mode {mode!r} is not one of {', '.join(MODES)}")
+        self.program = program
+        self.level = check_level(level or best_level())
+        self.mode = mode
+        self.max_rows = max_rows
+        self._pages = pages
+        self.team = _native.Team(threads)
+        self._pool = Pool(padded_state(program.state), pages, self.page_size, KV_TYPES[kv_type])
+        self._plan = _native.Plan(self.team, self.level, max_rows, max_wanted or max_rows)
+        self._build(file)
+
+    def forward(self, step: Step, pages: NDArray[np.int32]) -> NDArray[np.float32]:
+        return self._forward(step, pages, None)
+
+    def profile(self, step: Step, pages: NDArray[np.int32]) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+        """Logits, and the seconds of each operation."""
+        seconds = np.zeros(len(self.program.ops))
+        return self._forward(step, pages, seconds), seconds
+
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        self._pool.copy_pages(pairs)
+
+    def close(self) -> None:
+        del self._plan, self._pool, self.team
+
+    def _forward(
+        self, step: Step, pages: NDArray[np.int32], seconds: NDArray[np.float64] | None
+    ) -> NDArray[np.float32]:
+        tokens, segments, wanted = step_arrays(step)
+        if len(tokens) > self.max_rows:
+            raise CapacityError(f"a step of {len(tokens)} rows exceeds the {self.max_rows} this executor was made for")
+        logits = np.empty((len(wanted), self.program.vocab), np.float32)
+        self._plan.begin(tokens, segments, wanted, pages, logits, self.program.vocab, self._pages)
+        ops = len(self.program.ops)
+        if self.mode == "eager":
+            for op in range(ops):
+                self._plan.run(op, op + 1, False, seconds)
+        else:
+            self._plan.run(0, ops, self.mode == "layer", seconds)
+        return logits
+
+    def _build(self, file: ModelFile) -> None:
+        columns = plan_columns(self.program)
+        numbers: dict[Value, int] = {}
+        for op in self.program.ops:
+            for value in op.outputs():
+                if value is self.program.logits:
+                    numbers[value] = self._plan.add_output(value.width)
+                else:
+                    numbers[value] = self._plan.add_value(value.width, value.rows is Rows.WANTED, columns[value])
+        weights = _Weights(file, self.team)
+        for op, layer in zip(self.program.ops, self.program.layers, strict=True):
+            self._add(op, layer, numbers, weights)
+        self._plan.seal()
+
+    def _add(self, op: Op, layer: int, n: dict[Value, int], weights: "_Weights") -> None:
+        if isinstance(op, Embed):
+            self._plan.add_embed(weights.matrix(op.table.name), n[op.out], layer)
+        elif isinstance(op, SelectRows):
+            self._plan.add_select(n[op.x], n[op.out], layer)
+        elif isinstance(op, Rope):
+            self._plan.add_rope(n[op.x], n[op.out], op.head_dim, op.rope.dims, op.rope.base, layer)
+        elif isinstance(op, Linear):
+            norm = weights.vector(op.norm.weight.name) if op.norm else []
+            matrices = [weights.matrix(w.name) for w in op.matrices]
+            outs = [n[o] for o in op.outs]
+            residual = n[op.residual] if op.residual else -1
+            eps = op.norm.eps if op.norm else 0.0
+            self._plan.add_linear(n[op.x], matrices, outs, norm, eps, op.gate, residual, layer)
+        elif isinstance(op, Attend):
+            keys, values = self._pool.keys, self._pool.values
+            self._plan.add_attend(
+                n[op.q], n[op.k], n[op.v], n[op.out], keys, values, op.layer,
+                op.heads, op.kv_heads, op.head_dim, op.scale, layer,
+            )  # fmt: skip
+        else:
+            raise UnsupportedError(f"no native kernel runs {type(op).__name__}")
+
+
+class _Weights:
+    """Packs each tensor once, however many operations read it, and lets go of the file's pages behind it."""
+
+    def __init__(self, file: ModelFile, team: _native.Team) -> None:
+        self._file, self._team = file, team
+        self._matrices: dict[str, _native.Matrix] = {}
+
+    def matrix(self, name: str) -> _native.Matrix:
+        if name not in self._matrices:
+            info = self._file.tensors[name]
+            self._matrices[name] = _native.pack(info.format.name, self._file.raw(name), info.shape[-1], self._team)
+            self._file.release(name)
+        return self._matrices[name]
+
+    def vector(self, name: str) -> list[float]:
+        values: list[float] = self._file.float32(name).tolist()
+        return values
+

@@ -1,0 +1,50 @@
+"""The specification: a program run operation by operation in numpy, in float32 or float64."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phaseline.execute.base import step_arrays
+from phaseline.files.base import ModelFile
+from phaseline.program.ir import Program
+from phaseline.program.ops import Context
+from phaseline.program.step import Step
+from phaseline.state.pool import Pool
+
+
+class ReferenceExecutor:
+    """Slow and plain. Weights are decoded to `dtype` once; the state is kept in `dtype` as well."""
+
+    page_size = 32
+
+    def __init__(self, file: ModelFile, program: Program, pages: int, dtype: Any = np.float32) -> None:
+        self.program = program
+        self._dtype = np.dtype(dtype)
+        self._weights = {name: file.float32(name).astype(dtype, copy=False) for name in program.weights()}
+        self._pool = Pool(program.state, pages, self.page_size, dtype)
+
+    def forward(self, step: Step, pages: NDArray[np.int32]) -> NDArray[Any]:
+        tokens, segments, wanted = step_arrays(step)
+        positions = np.concatenate([np.arange(s.start, s.start + len(s.tokens), dtype=np.int32) for s in step.segments])
+        ctx = Context(
+            values={},
+            weights=self._weights,
+            tokens=tokens,
+            positions=positions,
+            spans=[(int(a), int(b), int(c), int(d)) for a, b, c, d in segments],
+            wanted=wanted,
+            pages=pages,
+            keys=self._pool.keys,
+            values_state=self._pool.values,
+        )
+        for op in self.program.ops:
+            op.reference(ctx)
+        return np.asarray(ctx.values[self.program.logits])
+
+    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
+        self._pool.copy_pages(pairs)
+
+    def close(self) -> None:
+        self._weights = {}

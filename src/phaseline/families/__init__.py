@@ -1,0 +1,21 @@
+"""From a file to a program: one module per family, chosen by the architecture that the file names."""
+
+from phaseline.errors import FileFormatError, UnsupportedError
+from phaseline.families import llama
+from phaseline.families.spec import ModelSpec
+from phaseline.files.base import ModelFile
+from phaseline.program.ir import Program
+
+_FAMILIES = {"llama": llama}
+
+
+def model_program(file: ModelFile) -> tuple[ModelSpec, Program]:
+    """Read the settings and build the program; an unknown architecture is refused by name."""
+    arch = file.metadata.get("general.architecture")
+    if not isinstance(arch, str):
+        raise FileFormatError("general.architecture is missing from the file")
+    family = _FAMILIES.get(arch)
+    if family is None:
+        raise UnsupportedError(f"architecture {arch!r} is not supported (supported: {', '.join(sorted(_FAMILIES))})")
+    spec = family.spec_from(file.metadata, file.tensors)
+    return spec, family.build(spec, file.tensors)

@@ -1,0 +1,425 @@
+"""Scheduler: driven against a pool of tokens that stands where an executor's memory would.
+
+The recorder writes each token where the page table says, and "samples" from what it reads back. So a sequence
+ends with the right tokens only if prefix reuse, copy-on-write, chunking and preemption all kept its memory whole.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from zlib import crc32
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phaseline.engine.scheduler import Plan, Scheduler
+from phaseline.engine.sequence import Sequence
+from phaseline.engine.types import Request, SamplingParams
+from phaseline.errors import CapacityError, RequestError, UnsupportedError
+from phaseline.program.step import Step, Want
+from phaseline.state.pages import PageTable
+
+GARBAGE = 255
+NEVER = 1000  # far more steps than all tokens could need, recomputation included
+
+
+def next_token(context: list[int], index: int) -> int:
+    """A stand-in for the model: a fixed function of everything before, different for each completion."""
+    return crc32(bytes([index, *context])) % 11
+
+
+def expected(sequence: Sequence, limit: int, eos: int | None = None) -> list[int]:
+    """What a completion generates when nothing else exists."""
+    tokens = list(sequence.request.prompt)
+    while len(tokens) < limit and (tokens[-1] != eos or len(tokens) == sequence.prompt_len):
+        tokens.append(next_token(tokens, sequence.index))
+    return tokens
+
+
+class Recorder:
+    """Pages of tokens; a step's "logits" are, per wanted row, all tokens up to that row, read from memory."""
+
+    def __init__(self, pages: int, page_size: int) -> None:
+        self.page_size = page_size
+        self.memory = np.full((pages, page_size), GARBAGE)
+
+    def copy_pages(self, pairs: list[tuple[int, int]]) -> None:
+        for source, destination in pairs:
+            self.memory[destination] = self.memory[source]
+
+    def forward(self, step: Step, matrix: np.ndarray, *, interrupted: bool = False) -> list[list[int]]:
+        logits: list[list[int]] = []
+        for segment in step.segments:
+            end = segment.start + len(segment.tokens)
+            for position, token in enumerate(segment.tokens, segment.start):
+                page = matrix[segment.slot, position // self.page_size]
+                assert np.count_nonzero(matrix == page) == 1, "writing into a shared page"
+                self.memory[page, position % self.page_size] = GARBAGE if interrupted else token
+            read = self.memory[matrix[segment.slot, : -(-end // self.page_size)]].ravel()[:end].tolist()
+            logits += [read[: end - i] for i in reversed(range(segment.wanted))]
+        assert len(logits) == step.wanted
+        return logits
+
+
+class Loop:
+    """The engine's loop, with every promise of the scheduler checked at each step."""
+
+    def __init__(self, scheduler: Scheduler, eos: int | None = None) -> None:
+        self.scheduler = scheduler
+        self.eos = eos
+        self.recorder = Recorder(scheduler.table.pages, scheduler.table.page_size)
+        self.finished: list[Sequence] = []
+        self.positions: dict[tuple[Sequence, int], int] = {}  # next position by sequence and incarnation
+
+    def step(self, *, interrupted: bool = False, aborted: Iterable[str] = ()) -> Plan:
+        """One step, given up halfway if `interrupted`; `aborted` requests are cancelled once it has run."""
+        scheduler = self.scheduler
+        plan = scheduler.plan()
+        assert plan is not None, "work left and nothing planned"
+        self.check(plan)
+        self.recorder.copy_pages(plan.copies)
+        logits = self.recorder.forward(plan.step, scheduler.table.matrix, interrupted=interrupted)
+        for request_id in aborted:
+            scheduler.abort(request_id)
+        if not interrupted:
+            self.commit(plan, logits)
+        scheduler.table.check()
+        return plan
+
+    def commit(self, plan: Plan, logits: list[list[int]]) -> None:
+        for sequence, segment in zip(plan.sequences, plan.step.segments, strict=True):
+            incarnation = sequence, sequence.preemptions
+            assert segment.start == self.positions.get(incarnation, segment.start), "a position repeated or left out"
+            self.positions[incarnation] = segment.start + len(segment.tokens)
+        for sequence, row in zip(plan.sampled, plan.rows, strict=True):
+            assert logits[row] == sequence.tokens, "memory does not hold the sequence"
+        sampled = [next_token(logits[row], s.index) for s, row in zip(plan.sampled, plan.rows, strict=True)]
+        for sequence in self.scheduler.commit(plan, sampled):
+            if sequence.full or (sequence.generated and sequence.tokens[-1] == self.eos):
+                self.scheduler.finish(sequence)
+                self.finished.append(sequence)
+
+    def check(self, plan: Plan) -> None:
+        scheduler = self.scheduler
+        rows = list(zip(plan.sequences, plan.step.segments, strict=True))
+        assert len({segment.slot for _, segment in rows}) == len(rows) > 0
+        prefills = [sequence.prefilling for sequence in plan.sequences]
+        assert prefills == sorted(prefills), "decoding sequences come first"
+        assert sum(len(segment.tokens) for s, segment in rows if s.prefilling) <= scheduler.chunk
+        assert all(len(segment.tokens) == 1 for s, segment in rows if not s.prefilling)
+        assert sum(s.seats for s in scheduler.running) <= scheduler.max_running
+        line = [*scheduler.running, *scheduler.waiting]
+        assert [s.arrival for s in line] == sorted(s.arrival for s in line), "somebody was overtaken"
+        for sequence, segment in rows:
+            end = segment.start + len(segment.tokens)
+            assert list(segment.tokens) == sequence.tokens[segment.start : end]
+            last = end == len(sequence.tokens) and not sequence.full
+            assert (sequence in plan.sampled) == last
+            scores = sequence.request.params.prompt_logprobs is not None and not sequence.generated
+            assert segment.want is (Want.ALL if scores else Want.LAST if last else Want.NONE)
+
+    def run(self) -> list[Sequence]:
+        while self.scheduler.has_work:
+            self.step()
+        return self.finished
+
+
+@dataclass
+class Arrival:
+    request: Request
+    due: int
+    abort: int  # step in which it is cancelled
+    late: bool  # only when that step has run, before it is committed
+
+
+@st.composite
+def arrivals(draw: st.DrawFn) -> list[Arrival]:
+    """Requests over few distinct prompts, so that prefixes are shared."""
+    result = []
+    for number in range(draw(st.integers(1, 7))):
+        prompt = [1] * draw(st.integers(0, 12)) + [2] * draw(st.integers(1, 8))
+        params = SamplingParams(
+            max_tokens=draw(st.integers(0, 14)),
+            n=draw(st.sampled_from([1, 1, 1, 2, 3])),
+            prompt_logprobs=draw(st.sampled_from([None, None, 0])),
+        )
+        request = Request(f"r{number}", prompt, params, draw(st.sampled_from([b"", b"", b"salt"])))
+        abort = draw(st.just(NEVER) | st.integers(0, 20))
+        result.append(Arrival(request, draw(st.integers(0, 10)), abort, draw(st.booleans())))
+    return result
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    work=arrivals(),
+    pages=st.integers(2, 14),
+    page_size=st.integers(1, 4),
+    chunk=st.integers(1, 9) | st.just(1000),
+    max_running=st.integers(1, 5),
+    context=st.integers(10, 40),
+    policy=st.sampled_from(["mixed", "prefill-first", "decode-first"]),
+    interruptions=st.sets(st.integers(0, 30), max_size=6),
+)
+def test_everything_accepted_finishes_with_its_own_tokens(
+    work: list[Arrival],
+    pages: int,
+    page_size: int,
+    chunk: int,
+    max_running: int,
+    context: int,
+    policy: str,
+    interruptions: set[int],
+) -> None:
+    table = PageTable(pages, page_size, slots=max_running, max_pages=-(-context // page_size))
+    scheduler = Scheduler(table, context=context, chunk=chunk, max_running=max_running, policy=policy)
+    loop = Loop(scheduler, eos=0)
+    accepted: list[Sequence] = []
+    for tick in range(NEVER):
+        for arrival in work:
+            params = arrival.request.params
+            least = len(arrival.request.prompt) + (params.max_tokens > 0)
+            if arrival.due == tick and (least > min(context, table.capacity) or params.n > max_running):
+                with pytest.raises(CapacityError):
+                    scheduler.add(arrival.request)
+            elif arrival.due == tick:
+                accepted += scheduler.add(arrival.request)
+            if arrival.abort == tick and not arrival.late:
+                scheduler.abort(arrival.request.id)
+        late = [arrival.request.id for arrival in work if arrival.abort == tick and arrival.late]
+        if scheduler.has_work:
+            loop.step(interrupted=tick in interruptions, aborted=late)
+        elif all(arrival.due <= tick for arrival in work):
+            break
+    assert not scheduler.has_work, "no progress"
+    cancellable = {arrival.request.id for arrival in work if arrival.abort < NEVER}
+    assert all(sequence in loop.finished or sequence.request.id in cancellable for sequence in accepted)
+    for sequence in loop.finished:
+        limit = min(sequence.prompt_len + sequence.request.params.max_tokens, context, table.capacity)
+        assert sequence.tokens == expected(sequence, limit, eos=0)
+    table.clear_cache()
+    assert table.free_pages == pages
+
+
+def make(
+    pages: int = 64, page_size: int = 4, chunk: int = 8, max_running: int = 4, context: int = 64, policy: str = "mixed"
+) -> Loop:
+    table = PageTable(pages, page_size, slots=max_running, max_pages=-(-context // page_size))
+    return Loop(Scheduler(table, context=context, chunk=chunk, max_running=max_running, policy=policy))
+
+
+def request(name: str, prompt: list[int] | int, max_tokens: int = 4, **params: int) -> Request:
+    tokens = list(range(1, prompt + 1)) if isinstance(prompt, int) else prompt
+    return Request(name, tokens, SamplingParams(max_tokens=max_tokens, **params))
+
+
+def shape(plan: Plan) -> list[tuple[str, int, int]]:
+    """(request, start, tokens) of each segment."""
+    return [
+        (sequence.request.id, segment.start, len(segment.tokens))
+        for sequence, segment in zip(plan.sequences, plan.step.segments, strict=True)
+    ]
+
+
+def test_mixed_lets_decodes_ride_with_chunks_first_come_first_served() -> None:
+    loop = make(chunk=8)
+    for name, length in (("a", 3), ("b", 12), ("c", 4)):
+        loop.scheduler.add(request(name, [ord(name)] * length))
+    assert shape(loop.step()) == [("a", 0, 3), ("b", 0, 5)]
+    assert shape(loop.step()) == [("a", 3, 1), ("b", 5, 7), ("c", 0, 1)]
+    assert shape(loop.step()) == [("a", 4, 1), ("b", 12, 1), ("c", 1, 3)]
+
+
+def test_prefill_first_decodes_only_when_no_prompt_waits() -> None:
+    loop = make(chunk=4, policy="prefill-first")
+    loop.scheduler.add(request("a", [5] * 3))
+    loop.scheduler.add(request("b", [6] * 6))
+    assert [shape(loop.step()) for _ in range(4)] == [
+        [("a", 0, 3), ("b", 0, 1)],
+        [("b", 1, 4)],
+        [("b", 5, 1)],
+        [("a", 3, 1), ("b", 6, 1)],
+    ]
+
+
+def test_prefill_first_decodes_while_the_waiting_prompt_has_no_seat() -> None:
+    loop = make(max_running=1, policy="prefill-first")
+    loop.scheduler.add(request("a", [5] * 3))
+    loop.scheduler.add(request("b", [6] * 3))
+    assert [shape(loop.step()) for _ in range(2)] == [[("a", 0, 3)], [("a", 3, 1)]]
+
+
+def test_decode_first_prefills_only_when_nobody_decodes() -> None:
+    loop = make(chunk=4, policy="decode-first")
+    loop.scheduler.add(request("a", [5] * 3, max_tokens=2))
+    loop.scheduler.add(request("b", [6] * 6))
+    assert [shape(loop.step()) for _ in range(3)] == [[("a", 0, 3), ("b", 0, 1)], [("a", 3, 1)], [("b", 1, 4)]]
+
+
+def test_only_the_last_chunk_wants_logits() -> None:
+    loop = make(chunk=4)
+    loop.scheduler.add(request("a", 10))
+    plans = [loop.step() for _ in range(3)]
+    assert [plan.step.segments[0].want for plan in plans] == [Want.NONE, Want.NONE, Want.LAST]
+    assert [len(plan.sampled) for plan in plans] == [0, 0, 1]
+
+
+def test_prompt_logprobs_want_every_row_and_decline_the_cache() -> None:
+    loop = make(chunk=8)
+    loop.scheduler.add(request("a", 12))
+    loop.run()
+    (sequence,) = loop.scheduler.add(request("b", 12, prompt_logprobs=1))
+    plans = [loop.step() for _ in range(3)]
+    assert [plan.step.segments[0].want for plan in plans] == [Want.ALL, Want.ALL, Want.LAST]
+    assert [plan.rows for plan in plans] == [[], [3], [0]]
+    assert sequence.cached == 0
+
+
+@pytest.mark.parametrize(("length", "cached"), [(11, 8), (12, 8), (13, 12)])
+def test_a_prefix_hit_at_exact_page_multiples_and_one_off(length: int, cached: int) -> None:
+    loop = make(chunk=64)
+    loop.scheduler.add(request("a", 16))
+    loop.run()
+    (sequence,) = loop.scheduler.add(request("b", length))
+    assert shape(loop.step()) == [("b", cached, length - cached)]
+    assert sequence.cached == cached
+
+
+def test_the_youngest_is_preempted_resumes_first_and_samples_nothing_twice() -> None:
+    loop = make(pages=4, page_size=4, chunk=64)
+    for name in "ab":
+        loop.scheduler.add(request(name, [ord(name)] * 7, max_tokens=5))
+    loop.scheduler.add(request("c", [ord("c")], max_tokens=1))
+    first = loop.step()
+    assert shape(first) == [("a", 0, 7), ("b", 0, 7)]
+    loop.step()  # both pages of both are full
+    assert shape(loop.step()) == [("a", 8, 1)]
+    (b, c) = loop.scheduler.waiting
+    assert (b.request.id, c.request.id, b.preemptions, len(b.generated)) == ("b", "c", 1, 2)
+    done = {sequence.request.id: sequence for sequence in loop.run()}
+    assert [len(done[name].tokens) for name in "abc"] == [12, 12, 2]
+    assert all(sequence.tokens == expected(sequence, sequence.limit) for sequence in done.values())
+    assert b.cached == 0  # what its own pages saved it on resuming is not a cached prompt
+
+
+def test_a_prompt_is_prefilled_once_for_all_its_completions() -> None:
+    loop = make(chunk=4)
+    sequences = loop.scheduler.add(request("a", 6, n=3))
+    assert shape(loop.step()) == [("a", 0, 4)]
+    plan = loop.step()
+    assert shape(plan) == [("a", 4, 2)]
+    assert (plan.sampled, plan.rows) == (sequences, [0, 0, 0])
+    assert loop.scheduler.running == sequences
+    plan = loop.step()
+    assert shape(plan) == [("a", 6, 1)] * 3
+    assert len(plan.copies) == 2  # the last one writes in the shared page itself
+    assert len({tuple(s.tokens) for s in sequences}) == 3
+
+
+def test_completions_count_as_running_from_the_start() -> None:
+    loop = make(chunk=64, max_running=3)
+    loop.scheduler.add(request("a", [5] * 6, n=3))
+    loop.scheduler.add(request("b", [6] * 6))
+    assert shape(loop.step()) == [("a", 0, 6)]
+    assert [s.request.id for s in loop.scheduler.waiting] == ["b"]
+
+
+@pytest.mark.parametrize("prompt_logprobs", [None, 0])
+@pytest.mark.parametrize("n", [1, 2])
+def test_no_tokens_asked_for_ends_with_the_prefill(n: int, prompt_logprobs: int | None) -> None:
+    loop = make(chunk=4)
+    sequences = loop.scheduler.add(
+        Request("a", list(range(1, 7)), SamplingParams(max_tokens=0, n=n, prompt_logprobs=prompt_logprobs))
+    )
+    assert loop.run() == sequences
+    assert all(s.tokens == list(range(1, 7)) for s in sequences)
+    assert loop.scheduler.table.free_pages == loop.scheduler.table.pages
+
+
+@pytest.mark.parametrize(
+    ("length", "max_tokens", "fits"), [(15, 1, True), (16, 0, True), (16, 1, False), (17, 0, False), (17, 1, False)]
+)
+@pytest.mark.parametrize("bound", ["context", "page pool"])
+def test_prompts_around_the_limit(bound: str, length: int, max_tokens: int, fits: bool) -> None:
+    loop = make(context=16) if bound == "context" else make(pages=4, page_size=4, context=64)
+    if fits:
+        loop.scheduler.add(request("a", length, max_tokens))
+        (sequence,) = loop.run()
+        assert len(sequence.tokens) == length + max_tokens
+    else:
+        most = 15 if max_tokens else 16
+        with pytest.raises(CapacityError, match=rf"prompt of {length} tokens.*{bound}.* holds 16 .*at most {most}"):
+            loop.scheduler.add(request("a", length, max_tokens))
+        assert not loop.scheduler.has_work
+
+
+def test_generation_ends_where_the_context_or_the_pool_ends() -> None:
+    for loop in (make(context=16), make(pages=4, page_size=4)):
+        (sequence,) = loop.scheduler.add(Request("a", [1, 2, 3], SamplingParams(max_tokens=100)))
+        while not sequence.full:
+            plan = loop.scheduler.plan()
+            assert plan is not None
+            loop.scheduler.commit(plan, [7] * len(plan.sampled))
+        assert len(sequence.tokens) == 16
+        loop.scheduler.finish(sequence)
+
+
+def test_ids_are_unique_among_live_requests_only() -> None:
+    loop = make()
+    loop.scheduler.add(request("a", 3))
+    with pytest.raises(RequestError, match="'a' is in use"):
+        loop.scheduler.add(request("a", 3))
+    loop.run()
+    loop.scheduler.add(request("a", 3))
+
+
+def test_abort_gives_pages_back_at_once_and_harms_nobody() -> None:
+    loop = make(chunk=8, max_running=2)
+    kept, *_ = loop.scheduler.add(request("kept", 4))
+    loop.scheduler.add(request("running", [9] * 30))
+    loop.scheduler.add(request("queued", [8] * 6))
+    loop.step()
+    assert loop.scheduler.abort("running") and loop.scheduler.abort("queued")
+    assert not loop.scheduler.abort("running")
+    assert not loop.scheduler.abort("never")
+    assert loop.scheduler.table.free_pages == loop.scheduler.table.pages - 1
+    assert loop.run() == [kept]
+
+
+def test_a_sequence_aborted_after_its_step_ran_gains_nothing() -> None:
+    loop = make()
+    (gone,), (kept,) = (loop.scheduler.add(request(name, [ord(name)] * 3)) for name in "ab")
+    plan = loop.scheduler.plan()
+    assert plan is not None
+    loop.scheduler.abort("a")
+    assert loop.scheduler.commit(plan, [7, 8]) == [kept]
+    assert (gone.generated, kept.generated) == ([], [8])
+
+
+def test_abort_before_the_fork_takes_all_completions() -> None:
+    loop = make(chunk=2)
+    loop.scheduler.add(request("a", 6, n=3))
+    loop.step()
+    assert loop.scheduler.abort("a")
+    assert not loop.scheduler.has_work
+    assert loop.scheduler.table.free_pages == loop.scheduler.table.pages
+
+
+@pytest.mark.parametrize(
+    ("refused", "error", "message"),
+    [
+        (lambda: make(policy="fastest"), UnsupportedError, "'fastest'.*mixed, prefill-first, decode-first"),
+        (lambda: make(chunk=0), CapacityError, "chunk = 0"),
+        (lambda: make(max_running=0), CapacityError, "max_running = 0"),
+        (lambda: make().scheduler.add(request("a", 3, n=5)), CapacityError, "n = 5.*max_running = 4"),
+    ],
+)
+def test_what_can_never_run_is_refused(refused: Callable[[], object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        refused()
+
+
+def test_an_idle_scheduler_plans_nothing() -> None:
+    loop = make()
+    assert not loop.scheduler.has_work
+    assert loop.scheduler.plan() is None
