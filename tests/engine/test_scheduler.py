@@ -221,25 +221,19 @@ def shape(plan: Plan) -> list[tuple[str, int, int]]:
     ]
 
 
-def test_mixed_lets_decodes_ride_with_chunks_first_come_first_served() -> None:
-    loop = make(chunk=8)
-    for name, length in (("a", 3), ("b", 12), ("c", 4)):
-        loop.scheduler.add(request(name, [ord(name)] * length))
-    assert shape(loop.step()) == [("a", 0, 3), ("b", 0, 5)]
-    assert shape(loop.step()) == [("a", 3, 1), ("b", 5, 7), ("c", 0, 1)]
-    assert shape(loop.step()) == [("a", 4, 1), ("b", 12, 1), ("c", 1, 3)]
-
-
-def test_prefill_first_decodes_only_when_no_prompt_waits() -> None:
-    loop = make(chunk=4, policy="prefill-first")
-    loop.scheduler.add(request("a", [5] * 3))
-    loop.scheduler.add(request("b", [6] * 6))
-    assert [shape(loop.step()) for _ in range(4)] == [
-        [("a", 0, 3), ("b", 0, 1)],
-        [("b", 1, 4)],
-        [("b", 5, 1)],
-        [("a", 3, 1), ("b", 6, 1)],
-    ]
+@pytest.mark.parametrize(
+    ("policy", "steps"),
+    [
+        ("mixed", [[("a", 0, 3), ("b", 0, 1)], [("a", 3, 1), ("b", 1, 4)], [("a", 4, 1), ("b", 5, 1), ("c", 0, 2)]]),
+        ("prefill-first", [[("a", 0, 3), ("b", 0, 1)], [("b", 1, 4)], [("b", 5, 1), ("c", 0, 2)], [("a", 3, 1)]]),
+        ("decode-first", [[("a", 0, 3), ("b", 0, 1)], [("a", 3, 1)], [("a", 4, 1)], [("b", 1, 4)]]),
+    ],
+)
+def test_how_policies_share_steps_first_come_first_served(policy: str, steps: list[list[tuple[str, int, int]]]) -> None:
+    loop = make(chunk=4, policy=policy)
+    for name, length, max_tokens in (("a", 3, 3), ("b", 6, 1), ("c", 2, 1)):
+        loop.scheduler.add(request(name, [ord(name)] * length, max_tokens))
+    assert [shape(loop.step()) for _ in steps] == steps
 
 
 def test_prefill_first_decodes_while_the_waiting_prompt_has_no_seat() -> None:
@@ -247,21 +241,6 @@ def test_prefill_first_decodes_while_the_waiting_prompt_has_no_seat() -> None:
     loop.scheduler.add(request("a", [5] * 3))
     loop.scheduler.add(request("b", [6] * 3))
     assert [shape(loop.step()) for _ in range(2)] == [[("a", 0, 3)], [("a", 3, 1)]]
-
-
-def test_decode_first_prefills_only_when_nobody_decodes() -> None:
-    loop = make(chunk=4, policy="decode-first")
-    loop.scheduler.add(request("a", [5] * 3, max_tokens=2))
-    loop.scheduler.add(request("b", [6] * 6))
-    assert [shape(loop.step()) for _ in range(3)] == [[("a", 0, 3), ("b", 0, 1)], [("a", 3, 1)], [("b", 1, 4)]]
-
-
-def test_only_the_last_chunk_wants_logits() -> None:
-    loop = make(chunk=4)
-    loop.scheduler.add(request("a", 10))
-    plans = [loop.step() for _ in range(3)]
-    assert [plan.step.segments[0].want for plan in plans] == [Want.NONE, Want.NONE, Want.LAST]
-    assert [len(plan.sampled) for plan in plans] == [0, 0, 1]
 
 
 def test_prompt_logprobs_want_every_row_and_decline_the_cache() -> None:
@@ -314,14 +293,6 @@ def test_a_prompt_is_prefilled_once_for_all_its_completions() -> None:
     assert shape(plan) == [("a", 6, 1)] * 3
     assert len(plan.copies) == 2  # the last one writes in the shared page itself
     assert len({tuple(s.tokens) for s in sequences}) == 3
-
-
-def test_completions_count_as_running_from_the_start() -> None:
-    loop = make(chunk=64, max_running=3)
-    loop.scheduler.add(request("a", [5] * 6, n=3))
-    loop.scheduler.add(request("b", [6] * 6))
-    assert shape(loop.step()) == [("a", 0, 6)]
-    assert [s.request.id for s in loop.scheduler.waiting] == ["b"]
 
 
 @pytest.mark.parametrize("prompt_logprobs", [None, 0])

@@ -40,8 +40,8 @@ _BYTE_OF: Mapping[str, int] = MappingProxyType(_byte_alphabet())
 
 
 class Tokenizer:
-    """A file's vocabulary. Attributes: `vocab_size`; `bos_id` (None if the file names none); `eos_ids`, every id that
-    ends a generation; `chat_template` (None if the file has none). Nothing in it changes once it is built.
+    """A file's vocabulary. Attributes: `vocab_size`; `bos_id` and `eos_id`, None where the file names none; `eos_ids`,
+    every id that ends a generation; `chat_template`, None if the file has none. Nothing changes once it is built.
     """
 
     def __init__(
@@ -53,18 +53,19 @@ class Tokenizer:
         *,
         add_bos: bool,
         bos_id: int | None,
-        named_eos: Iterable[int],
+        eos_id: int | None,
+        other_ends: Iterable[int],
         chat_template: str | None,
     ) -> None:
         """`vocab`: text to id, in order of id; `kinds`: the token type of each id. `from_metadata` checks all this."""
         self._texts = list(vocab)
         self._kinds = {id: kind for id, kind in enumerate(kinds) if kind != _NORMAL}
         self._add_bos = add_bos
-        self.vocab_size, self.bos_id, self.chat_template = len(vocab), bos_id, chat_template
+        self.vocab_size, self.bos_id, self.eos_id, self.chat_template = len(vocab), bos_id, eos_id, chat_template
         user_defined = [id for id, kind in self._kinds.items() if kind == _USER_DEFINED]
         control = [id for id, kind in self._kinds.items() if kind in (_UNKNOWN, _CONTROL)]
-        ends = (id for id in control + user_defined if self._texts[id] in _END_OF_TURN)
-        self.eos_ids = frozenset(named_eos).union(ends)
+        known_ends = (id for id in control + user_defined if self._texts[id] in _END_OF_TURN)
+        self.eos_ids = frozenset(other_ends).union(known_ends, () if eos_id is None else (eos_id,))
         model = BPE(vocab=vocab, merges=merges, ignore_merges=split.whole_words)
         self._plain = self._with_added(model, split, user_defined)
         self._marked = self._with_added(model, split, control + user_defined)
@@ -84,7 +85,7 @@ class Tokenizer:
         add_bos = get(meta, "tokenizer.ggml.add_bos_token", bool, split.add_bos)
         if add_bos and bos_id is None:
             raise FileFormatError("tokenizer.ggml.bos_token_id is missing, yet prompts are to begin with BOS")
-        ends = (_token_id(meta, name, vocab) for name in ("eos", "eot", "eom"))
+        other_ends = (_token_id(meta, name, vocab) for name in ("eot", "eom"))
         return cls(
             vocab,
             _token_kinds(meta, vocab),
@@ -92,7 +93,8 @@ class Tokenizer:
             split,
             add_bos=add_bos,
             bos_id=bos_id,
-            named_eos=[id for id in ends if id is not None],
+            eos_id=_token_id(meta, "eos", vocab),
+            other_ends=[id for id in other_ends if id is not None],
             chat_template=get(meta, "tokenizer.chat_template", str, "") or None,
         )
 

@@ -17,47 +17,17 @@ from phaseline import __version__
 from phaseline.errors import PhaselineError
 
 
-def provenance(build: Mapping[str, Any]) -> dict[str, Any]:
-    """Who measured, on what and when. `build` describes the native part; None stands where the host does not tell."""
+def provenance(machine: Mapping[str, Any], build: Mapping[str, Any]) -> dict[str, Any]:
+    """Who measured, on what and when. `machine` and `build` describe the host and the native part."""
     return {
         "version": __version__,
+        "machine": dict(machine),
         "build": dict(build),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(sys.argv),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "cpu": cpu_model(),
-        "cores": len(os.sched_getaffinity(0)),
-        "core_quota": cgroup_cores(),
     }
-
-
-def cpu_model(root: Path = Path("/")) -> str | None:
-    """The processor's name as the kernel gives it, None if it does not."""
-    for line in _read(root / "proc/cpuinfo").splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() == "model name":
-            return value.strip()
-    return None
-
-
-def cgroup_cores(root: Path = Path("/")) -> float | None:
-    """The tightest CPU quota of this process's control groups (v2 or v1), in cores; None without a quota."""
-    quotas = []
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, controllers, group = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        here = root / "sys/fs/cgroup" / ("cpu" if controllers else "") / group.lstrip("/")
-        # every group above limits too; in a container the path may be the host's, and only its top is mounted
-        for folder in (here, *here.parents):
-            limit = _read(folder / "cpu.max").split() or [
-                *_read(folder / "cpu.cfs_quota_us").split(),
-                *_read(folder / "cpu.cfs_period_us").split(),
-            ]
-            if len(limit) == 2 and limit[0] not in ("max", "-1"):
-                quotas.append(int(limit[0]) / int(limit[1]))
-    return min(quotas, default=None)
 
 
 def to_json(record: Mapping[str, Any]) -> str:
@@ -103,10 +73,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Sequence):
         return [_plain(item) for item in value]
     raise TypeError(f"a record holds plain data, not {type(value).__name__}")
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

@@ -32,7 +32,9 @@ class Segment:
     @property
     def wanted(self) -> int:
         """Rows of this segment that get logits."""
-        return {Want.NONE: 0, Want.LAST: 1, Want.ALL: len(self.tokens)}[self.want]
+        if self.want is Want.LAST:
+            return 1
+        return 0 if self.want is Want.NONE else len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True)

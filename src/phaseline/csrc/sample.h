@@ -1,0 +1,119 @@
+// From a row of logits to a token, or to log-probabilities. Everything is decided in one order of the tokens (larger
+// logit first, then lower id) and in whole-number masses, whose sums are exact in any order: equal logits, parameters
+// and (seed, index, position) give the same token on every machine, whoever else is in the batch.
+#pragma once
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+namespace phaseline {
+
+// The logits leave no token to choose: a NaN, an infinite one, or all excluded.
+struct LogitsError : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+// A token's place in the order: its logit, then its id.
+struct Rank {
+    float value;
+    int32_t id;
+};
+
+struct Candidate {
+    Rank rank;
+    uint64_t mass;
+};
+
+// One row of logits, summarised by groups, so that most passes touch few of them.
+class Row {
+  public:
+    explicit Row(int vocab);
+
+    // Takes a row, which must outlive its use here; `number` names it in errors. Throws LogitsError.
+    void read(const float* logits, size_t number);
+    int argmax() const;
+
+    // Sets the temperature at which masses are taken; keeps all tokens.
+    void heat(double temperature);
+    // The k-th token of the order; the last of all where fewer can be chosen.
+    Rank kth(size_t k) const;
+    // The last token whose logit is at most `distance` below the first one's.
+    Rank within(double distance) const;
+    // The last token of the shortest prefix that holds `share` of `total`, the mass of all up to the present cut.
+    Rank nucleus(double share, uint64_t total) const;
+    // Drops every token after `cut`; returns the mass of the rest.
+    uint64_t keep(Rank cut);
+    // The token at `mass` (below what keep returned) along the kept ones in order of their ids.
+    int pick(uint64_t mass) const;
+
+    // Natural log of the softmax of the row as read, at temperature 1.
+    struct Logprobs {
+        double chosen;
+        std::vector<std::pair<int32_t, double>> top;  // of tokens with any probability at all
+    };
+    Logprobs logprobs(int token, size_t top);
+
+  private:
+    std::vector<Candidate> collect(float floor) const;
+    std::vector<Candidate> contenders(size_t k) const;
+    const float* group(size_t g, float* padded) const;
+    uint64_t masses(size_t g, uint64_t* out) const;
+
+    const int vocab_;
+    const float* logits_ = nullptr;
+    std::vector<float> tops_;     // each group's largest logit
+    std::vector<uint64_t> sums_;  // each group's kept mass
+    float max_ = 0, scale_ = 1;
+    Rank cut_{};
+};
+
+struct SampleParams {
+    double temperature = 0;  // 0: greedy
+    int64_t top_k = 0;       // 0: off
+    double top_p = 1, min_p = 0;
+    double repetition = 1, presence = 0, frequency = 0;
+    std::vector<std::pair<int32_t, double>> bias;
+    std::vector<int32_t> stops;  // not to be chosen before min_tokens were
+    int64_t min_tokens = 0;
+};
+
+// What one completion's next choice depends on. Counts of tokens are kept only where a penalty reads them.
+class SamplerState {
+  public:
+    // Ids outside the vocabulary are refused: std::out_of_range.
+    SamplerState(int vocab, SampleParams params, uint64_t seed, uint32_t index, std::span<const int32_t> prompt);
+
+    int vocab() const { return vocab_; }
+    // The token at `position` of the sequence. Changes nothing but `row` and `scratch`.
+    int choose(const float* logits, size_t number, uint64_t position, Row& row, std::vector<float>& scratch) const;
+    // Counts a generated token.
+    void observe(int token);
+    // The same, drawing from another stream.
+    SamplerState fork(uint32_t index) const;
+
+  private:
+    struct Seen {
+        int32_t id;
+        int64_t generated;  // 0: in the prompt only
+    };
+    void check(int token) const;
+    bool changes_logits() const;
+    void change(float* logits) const;
+
+    int vocab_;
+    SampleParams params_;
+    uint64_t seed_;
+    uint32_t index_;
+    bool counts_;
+    int64_t generated_ = 0;
+    std::vector<Seen> seen_;  // by id
+};
+
+void bind_sample(nanobind::module_& m);
+
+}  // namespace phaseline

@@ -1,0 +1,61 @@
+"""One completion on its way out: its sampler, its text, its reasons to stop."""
+
+from collections.abc import Sequence as Seq
+
+from phaseline.engine.sampler import Sampler
+from phaseline.engine.sequence import Sequence
+from phaseline.engine.types import Delta, FinishReason, TokenLogprob
+from phaseline.files.text_stream import TextStream, TokenBytes
+
+
+class Completion:
+    """Turns the sampled tokens of one sequence into deltas; one in `ends` is the last.
+
+    `tokenizer` may be absent: then there is no text.
+    """
+
+    def __init__(
+        self, sequence: Sequence, sampler: Sampler, tokenizer: TokenBytes | None, ends: frozenset[int]
+    ) -> None:
+        params = sequence.request.params
+        self.sequence = sequence
+        self.sampler = sampler
+        self.prompt_logprobs: list[TokenLogprob | None] = []
+        self._ends = ends
+        self._text = TextStream(tokenizer, params.stop) if tokenizer else None
+        self._started = False
+
+    def advance(self, token: int, logprobs: Seq[TokenLogprob]) -> Delta:
+        """The delta that `token` makes; its finish_reason says whether it was the last."""
+        params, count = self.sequence.request.params, len(self.sequence.generated)
+        reason = None
+        text = ""
+        if token in self._ends and count >= params.min_tokens:
+            reason = FinishReason.STOP
+        elif self._text:
+            text = self._text.push(token)
+            if self._text.stopped:
+                reason = FinishReason.STOP
+        if reason is None and self.sequence.full:
+            reason = FinishReason.LENGTH
+        return self._delta([token], text, logprobs, reason)
+
+    def end(self, reason: FinishReason) -> Delta:
+        """The delta of a completion that ends without a further token."""
+        return self._delta([], "", (), reason)
+
+    def _delta(self, tokens: list[int], text: str, logprobs: Seq[TokenLogprob], reason: FinishReason | None) -> Delta:
+        if reason and self._text:
+            text += self._text.finish()
+        first, self._started = not self._started, True
+        wants_prompt = self.sequence.request.params.prompt_logprobs is not None
+        return Delta(
+            self.sequence.request.id,
+            self.sequence.index,
+            tokens,
+            text,
+            logprobs,
+            [None, *self.prompt_logprobs] if first and wants_prompt else None,
+            reason,
+            self.sequence.cached,
+        )

@@ -1,0 +1,292 @@
+"""The engine: requests in, deltas out, one step after the other."""
+
+import asyncio
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from numpy.typing import NDArray
+
+from phaseline.engine.completion import Completion
+from phaseline.engine.sampler import Sampler, prompt_logprobs, sample_batch
+from phaseline.engine.scheduler import Plan, Scheduler
+from phaseline.engine.sequence import Sequence
+from phaseline.engine.types import Delta, FinishReason, Request, SamplingParams, TokenLogprob
+from phaseline.engine.validate import validate
+from phaseline.errors import PhaselineError, RequestError
+from phaseline.execute.base import Executor
+from phaseline.files.chat import render_chat
+from phaseline.files.tokenizer import Tokenizer
+
+Prompt = str | Seq[int]
+Sink = Callable[[Delta | BaseException], None]
+
+
+@dataclass(slots=True)
+class Generation:
+    """A finished completion. `token_times_s` are seconds from submission to each token's arrival."""
+
+    prompt_token_ids: Seq[int]
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    token_times_s: list[float] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: Seq[TokenLogprob | None] | None = None
+    cached_tokens: int = 0
+
+    def add(self, delta: Delta, seconds: float) -> None:
+        """Append what a delta brought."""
+        self.text += delta.text
+        self.token_ids += delta.token_ids
+        self.token_times_s += [seconds] * len(delta.token_ids)
+        self.logprobs += delta.logprobs
+        self.prompt_logprobs = delta.prompt_logprobs if delta.prompt_logprobs is not None else self.prompt_logprobs
+        self.finish_reason = delta.finish_reason or self.finish_reason
+        self.cached_tokens = delta.cached_tokens
+
+
+class Engine:
+    """Serves requests on one executor, batched continuously.
+
+    `submit`, `step` and `abort` are the whole loop; `generate` and `stream` drive it. Threads and asyncio tasks may
+    call them at once: a lock lets one step run at a time, and whoever steps delivers everybody's deltas.
+    """
+
+    def __init__(self, executor: Executor, scheduler: Scheduler, tokenizer: Tokenizer | None = None) -> None:
+        self.executor = executor
+        self.scheduler = scheduler
+        self.tokenizer = tokenizer
+        self._eos: frozenset[int] = tokenizer.eos_ids if tokenizer else frozenset()
+        self._completions: dict[Sequence, Completion] = {}
+        self._sinks: dict[str, Sink] = {}
+        self._aborts: deque[str] = deque()
+        self._ids = count()
+        self._lock = threading.RLock()
+        self._driver: asyncio.Task[None] | None = None
+        self._closed = False
+
+    # The loop.
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises RequestError or CapacityError if it cannot be served as asked."""
+        validate(request, vocab=self.executor.program.vocab, context=self.scheduler.context)
+        if self._closed:
+            raise PhaselineError("the engine is closed")
+        if request.params.stop and self.tokenizer is None:
+            raise RequestError("stop strings need a tokenizer; this engine has none (stop_ids work)")
+        params, vocab = request.params, self.executor.program.vocab
+        seed = secrets.randbits(64) if params.seed is None else params.seed
+        ends = frozenset(params.stop_ids) | (frozenset() if params.ignore_eos else self._eos)
+        with self._lock:
+            for sequence in self.scheduler.add(request):
+                sampler = Sampler(
+                    params, vocab=vocab, seed=seed, prompt=request.prompt, stop_ids=ends, index=sequence.index
+                )
+                self._completions[sequence] = Completion(sequence, sampler, self.tokenizer, ends)
+
+    def step(self) -> list[Delta]:
+        """Run one step; return what it added. Empty when there is nothing to do."""
+        with self._lock:
+            deltas = self._apply_aborts()
+            plan = self.scheduler.plan()
+            if plan is None:
+                return deltas
+            if plan.copies:
+                self.executor.copy_pages(plan.copies)
+            logits = self.executor.forward(plan.step, self.scheduler.table.matrix)
+            self._score_prompts(plan, logits)
+            samplers = [self._completions[s].sampler for s in plan.sampled]
+            tokens = sample_batch(samplers, logits, [len(s.tokens) for s in plan.sampled], plan.rows)
+            chosen = {s: (t, logits[r]) for s, t, r in zip(plan.sampled, tokens, plan.rows, strict=True)}
+            for sequence in self.scheduler.commit(plan, tokens):
+                deltas.append(self._advance(sequence, chosen.get(sequence)))
+            return deltas
+
+    def abort(self, request_id: str) -> None:
+        """Cancel a request, queued or running; its pages are back by the next step. Unknown ids are ignored."""
+        self._aborts.append(request_id)
+        if self._lock.acquire(blocking=False):  # no step is running: at once
+            try:
+                deltas = self._apply_aborts()
+            finally:
+                self._lock.release()
+            self._deliver(deltas)
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work or bool(self._aborts)
+
+    def close(self) -> None:
+        """Give back threads and memory; live requests end with an error."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._fail(PhaselineError("the engine was closed"))
+                self.executor.close()
+
+    # Drivers of the loop.
+
+    def generate(
+        self,
+        prompt: Prompt | Seq[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        on_delta: Callable[[Delta], None] = lambda delta: None,
+    ) -> Any:
+        """Complete one prompt (text or token ids) or several at once.
+
+        Returns a Generation for one prompt with n = 1, else a list: of the n completions, or of each prompt's
+        result. If interrupted, the requests are cancelled and the exception goes on.
+        """
+        params = params or SamplingParams()
+        if isinstance(prompt, str) or _is_ids(prompt):
+            return self._collect([prompt], params, on_delta)[0]  # type: ignore[list-item]
+        return self._collect(list(prompt), params, on_delta)  # type: ignore[arg-type]
+
+    async def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[Delta]:
+        """Deltas of one request as they come, of all its n completions. Leaving the loop early cancels it."""
+        loop = asyncio.get_running_loop()
+        queue: asyncio.Queue[Delta | BaseException] = asyncio.Queue()
+        request = self._request(prompt, params or SamplingParams())
+        self._sinks[request.id] = lambda item: loop.call_soon_threadsafe(queue.put_nowait, item)
+        remaining = request.params.n
+        try:
+            await asyncio.to_thread(self.submit, request)
+            if self._driver is None or self._driver.done() or self._driver.get_loop() is not loop:
+                self._driver = asyncio.create_task(self._drive())
+            while remaining:
+                item = await queue.get()
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+                remaining -= item.finish_reason is not None
+        finally:
+            self._sinks.pop(request.id, None)
+            if remaining:
+                self.abort(request.id)
+
+    def chat_prompt(self, messages: Seq[Mapping[str, Any]]) -> list[int]:
+        """Token ids of a conversation in the file's own template."""
+        if self.tokenizer is None:
+            raise RequestError("this engine has no tokenizer")
+        return self.tokenizer.encode(render_chat(self.tokenizer, messages))
+
+    # Inside.
+
+    def _collect(self, prompts: list[Prompt], params: SamplingParams, on_delta: Callable[[Delta], None]) -> list[Any]:
+        requests = [self._request(p, params) for p in prompts]
+        results = {r.id: [Generation(r.prompt) for _ in range(params.n)] for r in requests}
+        open_ends = len(requests) * params.n
+        failure: BaseException | None = None
+        start = time.perf_counter()
+
+        def sink(item: Delta | BaseException) -> None:
+            nonlocal open_ends, failure
+            if isinstance(item, BaseException):
+                failure = item
+                return
+            results[item.request_id][item.index].add(item, time.perf_counter() - start)
+            open_ends -= item.finish_reason is not None
+            on_delta(item)
+
+        submitted: list[str] = []
+        try:
+            for request in requests:
+                self._sinks[request.id] = sink
+                self.submit(request)
+                submitted.append(request.id)
+            while open_ends and failure is None:
+                self._pump()
+        finally:
+            for request in requests:
+                self._sinks.pop(request.id, None)
+            if open_ends:
+                for request_id in submitted:
+                    self.abort(request_id)
+        if failure is not None:
+            raise failure
+        return [r[0] if params.n == 1 else r for r in results.values()]
+
+    def _pump(self) -> None:
+        """One step, its deltas delivered. An executor's failure reaches every live request."""
+        try:
+            deltas = self.step()
+        except Exception as error:
+            self._fail(error)
+            raise
+        self._deliver(deltas)
+
+    async def _drive(self) -> None:
+        while self.has_work:
+            try:
+                await asyncio.to_thread(self._pump)
+            except Exception:  # already delivered to every stream
+                return
+
+    def _deliver(self, deltas: Seq[Delta]) -> None:
+        for delta in deltas:
+            sink = self._sinks.get(delta.request_id)
+            if sink:
+                sink(delta)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            for request_id in {s.request.id for s in self._completions}:
+                self.scheduler.abort(request_id)
+            self._completions.clear()
+        for sink in list(self._sinks.values()):
+            sink(error)
+
+    def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise RequestError("this engine has no tokenizer: give token ids")
+            prompt = self.tokenizer.encode(prompt)
+        return Request(f"request-{next(self._ids)}", list(prompt), params)
+
+    def _apply_aborts(self) -> list[Delta]:
+        deltas = []
+        while self._aborts:
+            request_id = self._aborts.popleft()
+            if self.scheduler.abort(request_id):
+                for sequence in [s for s in self._completions if s.request.id == request_id]:
+                    deltas.append(self._completions.pop(sequence).end(FinishReason.ABORT))
+        return deltas
+
+    def _advance(self, sequence: Sequence, chosen: tuple[int, NDArray[Any]] | None) -> Delta:
+        completion = self._completions[sequence]
+        if chosen is None:  # max_tokens is 0
+            delta = completion.end(FinishReason.LENGTH)
+        else:
+            token, row = chosen
+            top = sequence.request.params.logprobs
+            delta = completion.advance(token, () if top is None else [completion.sampler.logprob(row, token, top)])
+        if delta.finish_reason:
+            self.scheduler.finish(sequence)
+            del self._completions[sequence]
+        return delta
+
+    def _score_prompts(self, plan: Plan, logits: NDArray[Any]) -> None:
+        """Log-probabilities of prompt tokens: the row at position p tells of the token at p + 1."""
+        first = 0
+        for sequence, segment in zip(plan.sequences, plan.step.segments, strict=True):
+            rows, first = logits[first : first + segment.wanted], first + segment.wanted
+            top = sequence.request.params.prompt_logprobs
+            if top is None or not sequence.scores_prompt:
+                continue
+            targets = sequence.request.prompt[segment.start + 1 : segment.start + 1 + len(rows)]
+            scored = prompt_logprobs(rows[: len(targets)], targets, top)
+            for completion in (self._completions[s] for s in (sequence, *sequence.forks)):
+                # A prompt that was preempted midway is scored again from its start.
+                completion.prompt_logprobs[segment.start :] = scored
+
+
+def _is_ids(prompt: Any) -> bool:
+    return len(prompt) == 0 or not isinstance(prompt[0], str | list | tuple)

@@ -1,0 +1,88 @@
+"""From a model's name to an engine that serves it."""
+
+from pathlib import Path
+
+from phaseline.engine.engine import Engine
+from phaseline.engine.memory import fit
+from phaseline.engine.scheduler import Scheduler
+from phaseline.errors import RequestError, UnsupportedError
+from phaseline.execute.base import Executor
+from phaseline.execute.host import usable_cores
+from phaseline.execute.native import KV_TYPES, NativeExecutor
+from phaseline.execute.reference import ReferenceExecutor
+from phaseline.families import model_program
+from phaseline.files.gguf import open_gguf
+from phaseline.files.tokenizer import Tokenizer
+from phaseline.files.zoo import resolve
+from phaseline.state.pages import PageTable
+
+MODES = ("walk", "eager", "layer", "chunk")
+NUMERICS = ("fast", "invariant", "reference")
+
+
+def load(
+    model: str | Path,
+    *,
+    threads: int | None = None,
+    chunk: int = 512,
+    mode: str = "chunk",
+    numerics: str = "fast",
+    context: int | None = None,
+    memory: int | None = None,
+    max_running: int = 16,
+    policy: str = "mixed",
+    kv_type: str = "bf16",
+    level: str | None = None,
+) -> Engine:
+    """Load a pulled model by name, or a .gguf file by path.
+
+    threads: default the cores this process may use. chunk: most prompt tokens per step. mode: how a prompt is read:
+    chunk (the product), or, as controls, walk (one token a step), eager (one call per operation), layer (one row at a
+    time inside each layer). numerics: fast and invariant are one and the same here, bit for bit; reference runs
+    the numpy specification in float32. context, memory (bytes): limits, refused early where they can't be met.
+    kv_type: bf16 or f32. level: an instruction-set level instead of the widest.
+
+    Raises a PhaselineError that says why and what would work.
+    """
+    _choose("mode", mode, MODES)
+    _choose("numerics", numerics, NUMERICS)
+    _choose("kv_type", kv_type, tuple(KV_TYPES))
+    threads = _positive("threads", usable_cores() if threads is None else threads, 512)
+    chunk = _positive("chunk", chunk, 1 << 16)
+    max_running = _positive("max_running", max_running, 4096)
+    if mode == "walk":
+        chunk = 1
+    if numerics == "reference" and (mode in ("eager", "layer") or level is not None):
+        raise UnsupportedError("numerics reference runs in numpy: it has no mode eager or layer and no level")
+    with open_gguf(resolve(str(model))) as file:
+        spec, program = model_program(file)
+        tokenizer = Tokenizer.from_metadata(file.metadata)
+        room = fit(program, context=context, memory=memory, kv_type=kv_type, max_running=max_running)
+        executor: Executor
+        if numerics == "reference":
+            executor = ReferenceExecutor(file, program, room.pages)
+        else:
+            executor = NativeExecutor(
+                file,
+                program,
+                room.pages,
+                threads=threads,
+                level=level,
+                kv_type=kv_type,
+                max_rows=min(chunk, room.context) + max_running,
+                mode="chunk" if mode == "walk" else mode,
+            )
+    table = PageTable(room.pages, executor.page_size, max_running, -(-room.context // executor.page_size))
+    scheduler = Scheduler(table, context=room.context, chunk=chunk, max_running=max_running, policy=policy)
+    return Engine(executor, scheduler, tokenizer)
+
+
+def _choose(name: str, value: str, accepted: tuple[str, ...]) -> None:
+    if value not in accepted:
+        raise UnsupportedError(f"{name} {value!r} is not one of {', '.join(accepted)}")
+
+
+def _positive(name: str, value: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
+        raise RequestError(f"{name} = {value!r}: it must be a whole number from 1 to {high}")
+    return value

@@ -1,0 +1,51 @@
+"""Name the limit of a measured step: a claim with evidence, or "unknown".
+
+The evidence here: the least time that each resource allows, from the program's costs and the ceilings of the same
+run. A limit is claimed where the largest of these bounds explains at least half of the time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from phaseline.machine import Ceilings
+from phaseline.program.ir import Program
+from phaseline.program.ops import Cost, Linear, Work
+
+NEAR = 0.5  # share of the measured time that a bound must explain before its name is given
+MEETINGS_PER_OP = 2  # of the threads: after the input is prepared, and at the end
+_PLAIN = ("F32", "F16", "BF16")
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Least seconds that each resource allows for some work, and the work itself."""
+
+    cost: Cost
+    compute: float
+    bandwidth: float
+    launch: float
+
+    def limit(self, seconds: float) -> tuple[str, float]:
+        """(name, fraction): the tightest bound over the measured time, named if it is near enough."""
+        name, bound = max(
+            ("compute", self.compute), ("bandwidth", self.bandwidth), ("launch", self.launch), key=lambda b: b[1]
+        )
+        fraction = bound / seconds
+        return (name if fraction >= NEAR else "unknown"), fraction
+
+
+def bounds(program: Program, steps: Sequence[Work], ceilings: Ceilings) -> Bounds:
+    """Bounds of a sequence of steps. Products of quantised weights are held against that ceiling, all else
+    against float32; bytes against the read rate at the footprint of one step."""
+    total, compute, bandwidth, launch = Cost(), 0.0, 0.0, 0.0
+    for work in steps:
+        step = Cost()
+        for op in program.ops:
+            cost = op.cost(work)
+            quantised = isinstance(op, Linear) and op.matrices[0].format.name not in _PLAIN
+            compute += cost.flops / (ceilings.quant_flops if quantised else ceilings.float_flops)
+            step += cost
+        bandwidth += step.bytes / ceilings.read_at(step.bytes)
+        launch += len(program.ops) * MEETINGS_PER_OP * ceilings.meeting
+        total += step
+    return Bounds(total, compute, bandwidth, launch)
