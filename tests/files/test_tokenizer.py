@@ -49,10 +49,11 @@ def llama_cpp(smollm2_path: Path) -> Post:
     params.model.path = str(smollm2_path)
     params.n_ctx, params.n_parallel, params.warmup = 256, 1, False
     server = xllamacpp.Server(params)
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def post(path: str, body: dict[str, Any]) -> Any:
         request = urllib.request.Request(f"{server.listening_address}/{path}", json.dumps(body).encode())
-        with urllib.request.urlopen(request) as answer:
+        with direct.open(request) as answer:
             return json.load(answer)
 
     return post
@@ -112,7 +113,8 @@ PUBLISHED = {  # as the models' own tokenizer files spell them
 @given(
     text=st.text(st.characters(codec="utf-8", exclude_characters="\u017f")) | st.text("aA1 \n\r\t'sSlLvVeE!.é漢\u00a0")
 )
-@example(text=" \n \r\n  \n x\n\n'LL 'Ve\t\n ")
+@example(text=" \n \r\n  \n x\n\n\t\n ")
+@example(text="a'sa'TA'rEa'Vea'mA'LLa'dA")
 def test_respelt_pattern_cuts_as_the_published_one(name: str, text: str) -> None:
     published = Sequence([Split(Regex(PUBLISHED[name]), "isolated"), ByteLevel(False, use_regex=False)])
     assert splitting(name).build().pre_tokenize_str(text) == published.pre_tokenize_str(text)
@@ -186,14 +188,14 @@ def test_special_tokens_in_text() -> None:
 
 def test_bytes_of_tokens() -> None:
     """A token in the byte alphabet, one outside it, and one of each kind."""
-    tokens = ["Ċé", "漢字", "<unknown>", "<control>", "<user é>", "<unused>"]
+    tokens = ["Ċé", "漢字", "<unknown>", "<control>", "<useré>", "<unused>"]
     tokenizer = Tokenizer.from_metadata(
         {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": tokens}
         | {"tokenizer.ggml.token_type": [1, 1, 2, 3, 4, 5], "tokenizer.ggml.merges": []}
     )
-    shown = [b"\n\xe9", "漢字".encode(), b"", b"", "<user é>".encode(), b""]
+    shown = [b"\n\xe9", "漢字".encode(), b"", b"", "<useré>".encode(), b""]
     assert [tokenizer.token_bytes(id) for id in range(6)] == shown
-    assert tokenizer.decode(range(6)) == "\n\ufffd漢字<user é>"
+    assert tokenizer.decode(range(6)) == "\n\ufffd漢字<useré>"
     assert tokenizer.decode(range(2, 6), skip_special=False) == "".join(tokens[2:])
     assert (tokenizer.vocab_size, tokenizer.bos_id, tokenizer.eos_id, tokenizer.eos_ids) == (6, None, None, frozenset())
 

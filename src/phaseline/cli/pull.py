@@ -3,11 +3,6 @@
 import argparse
 import json
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-from phaseline.files import zoo
-
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Register `pull` and its options."""
@@ -16,14 +11,18 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="fetch a model into the cache",
         description="Fetch a model, check it and keep it in the cache. An interrupted pull is resumed by the next.",
     )
-    names = ", ".join(zoo.MODELS)
-    parser.add_argument("model", help=f"a known name ({names}), a URL of a .gguf file, or hf:owner/repo/file.gguf")
+    parser.add_argument("model", help="a known name (smollm2), a URL of a .gguf file, or hf:owner/repo/file.gguf")
     parser.add_argument("--json", action="store_true", help="print name, path, bytes, sha256 and licence as JSON")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Pull `args.model`; the progress bar goes to standard error, the result to standard output."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    from phaseline.files import zoo
+
     model = zoo.lookup(args.model)
     columns = (
         TextColumn("{task.description}", markup=False),

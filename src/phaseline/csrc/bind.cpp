@@ -89,14 +89,15 @@ bool run(Plan& plan, int a, int b, bool by_row, std::optional<View<double, 1>> s
 
 template <class Array> KvLayer kv_layer(Array& keys, Array& values, int layer, int kv_heads, int head_dim) {
     const size_t bytes = keys.itemsize();
-    const size_t stride = keys.stride(0) * bytes;  // ndarray strides count elements
+    const size_t page_bytes = size_t(keys.stride(0)) * bytes;  // strides count elements
+    const size_t at = size_t(layer) * size_t(keys.stride(1)) * bytes;
     const KvType type = bytes == 2 ? KvType::BF16 : KvType::F32;
     const int padded = (head_dim + PANEL - 1) / PANEL * PANEL;
-    if (size_t(layer) >= keys.shape(0) || keys.shape(2) != PAGE || keys.shape(3) != size_t(kv_heads) ||
+    if (size_t(layer) >= keys.shape(1) || keys.shape(2) != PAGE || keys.shape(3) != size_t(kv_heads) ||
         keys.shape(4) != size_t(padded) || (bytes != 2 && bytes != 4))
         throw nb::value_error("the state's arrays do not have the shape that the kernels want");
-    return {static_cast<uint8_t*>(keys.data()) + size_t(layer) * stride,
-            static_cast<uint8_t*>(values.data()) + size_t(layer) * stride, kv_heads, head_dim, padded, type};
+    return {static_cast<uint8_t*>(keys.data()) + at,
+            static_cast<uint8_t*>(values.data()) + at, kv_heads, head_dim, padded, type, page_bytes};
 }
 
 }  // namespace

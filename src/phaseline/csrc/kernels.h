@@ -58,7 +58,7 @@ constexpr int PAGE = 32;           // tokens per page
 constexpr int SPLIT = 512;         // attention over a context is cut here, always, and merged in order
 constexpr int SPLIT_PAGES = SPLIT / PAGE;
 
-// The pages of one layer. A page holds kv_heads * head_dim * PAGE elements (head_dim padded to 16):
+// One layer's part of the pages: kv_heads * head_dim * PAGE elements in each (head_dim padded to 16):
 //   keys   bf16 [head][d / 2][token][2],  f32 [head][d][token]
 //   values bf16 [head][token / 2][d][2],  f32 [head][token][d]
 struct KvLayer {
@@ -66,9 +66,10 @@ struct KvLayer {
     uint8_t* values;
     int kv_heads, head_dim, padded_dim;
     KvType type;
+    size_t page_bytes;  // from one page to the next, all layers between
     size_t head_bytes() const { return size_t(padded_dim) * PAGE * (type == KvType::BF16 ? 2 : 4); }
     uint8_t* head(uint8_t* base, int page, int h) const {
-        return base + (size_t(page) * size_t(kv_heads) + size_t(h)) * head_bytes();
+        return base + size_t(page) * page_bytes + size_t(h) * head_bytes();
     }
 };
 

@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <limits>
-#include <span>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -24,10 +23,7 @@ struct Rank {
     int32_t id;
 };
 
-struct Candidate {
-    Rank rank;
-    uint64_t mass;
-};
+using Scores = std::vector<std::pair<int32_t, double>>;  // ids with a number each
 
 // One row of logits, summarised by groups, so that most passes touch few of them.
 class Row {
@@ -38,33 +34,28 @@ class Row {
     void read(const float* logits, size_t number);
     int argmax() const;
 
-    // Sets the temperature at which masses are taken; keeps all tokens.
+    // Sets the temperature at which masses are taken.
     void heat(double temperature);
     // The k-th token of the order; the last of all where fewer can be chosen.
     Rank kth(size_t k) const;
-    // The last token whose logit is at most `distance` below the first one's.
+    // A place after all tokens whose logit is at most `distance` below the first one's.
     Rank within(double distance) const;
-    // The last token of the shortest prefix that holds `share` of `total`, the mass of all up to the present cut.
-    Rank nucleus(double share, uint64_t total) const;
+    // The last token of the shortest prefix with `share` of the mass up to `cut`.
+    Rank nucleus(Rank cut, double share) const;
     // Drops every token after `cut`; returns the mass of the rest.
     uint64_t keep(Rank cut);
-    // The token at `mass` (below what keep returned) along the kept ones in order of their ids.
+    // The token at `mass` (less than keep returned) along the kept ones in order of their ids.
     int pick(uint64_t mass) const;
 
-    // Natural log of the softmax of the row as read, at temperature 1.
-    struct Logprobs {
-        double chosen;
-        std::vector<std::pair<int32_t, double>> top;  // of tokens with any probability at all
-    };
-    Logprobs logprobs(int token, size_t top);
+    // Natural log of the softmax at temperature 1: the token's, and the `top` first tokens' but those at -inf.
+    std::pair<double, Scores> logprobs(int token, size_t top);
 
   private:
-    std::vector<Candidate> collect(float floor) const;
-    std::vector<Candidate> contenders(size_t k) const;
-    const float* group(size_t g, float* padded) const;
-    uint64_t masses(size_t g, uint64_t* out) const;
+    std::vector<Rank> contenders(size_t k) const;
+    size_t bin(float logit) const;
+    uint64_t masses(size_t g, Rank cut, uint64_t* out) const;
 
-    const int vocab_;
+    const size_t vocab_;
     const float* logits_ = nullptr;
     std::vector<float> tops_;     // each group's largest logit
     std::vector<uint64_t> sums_;  // each group's kept mass
@@ -77,7 +68,7 @@ struct SampleParams {
     int64_t top_k = 0;       // 0: off
     double top_p = 1, min_p = 0;
     double repetition = 1, presence = 0, frequency = 0;
-    std::vector<std::pair<int32_t, double>> bias;
+    Scores bias;
     std::vector<int32_t> stops;  // not to be chosen before min_tokens were
     int64_t min_tokens = 0;
 };
@@ -86,7 +77,7 @@ struct SampleParams {
 class SamplerState {
   public:
     // Ids outside the vocabulary are refused: std::out_of_range.
-    SamplerState(int vocab, SampleParams params, uint64_t seed, uint32_t index, std::span<const int32_t> prompt);
+    SamplerState(int vocab, SampleParams params, uint64_t seed, uint32_t index, const std::vector<int32_t>& prompt);
 
     int vocab() const { return vocab_; }
     // The token at `position` of the sequence. Changes nothing but `row` and `scratch`.

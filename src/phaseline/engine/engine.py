@@ -8,12 +8,12 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any
 
 from numpy.typing import NDArray
 
 from phaseline.engine.completion import Completion
+from phaseline.engine.interrupts import Uninterrupted
 from phaseline.engine.sampler import Sampler, prompt_logprobs, sample_batch
 from phaseline.engine.scheduler import Plan, Scheduler
 from phaseline.engine.sequence import Sequence
@@ -56,7 +56,8 @@ class Engine:
     """Serves requests on one executor, batched continuously.
 
     `submit`, `step` and `abort` are the whole loop; `generate` and `stream` drive it. Threads and asyncio tasks may
-    call them at once: a lock lets one step run at a time, and whoever steps delivers everybody's deltas.
+    call them at once: a lock lets one step run at a time, and whoever steps puts everybody's deltas where their
+    owners find them. An interrupt stops a step's computation, never its bookkeeping.
     """
 
     def __init__(self, executor: Executor, scheduler: Scheduler, tokenizer: Tokenizer | None = None) -> None:
@@ -67,8 +68,7 @@ class Engine:
         self._completions: dict[Sequence, Completion] = {}
         self._sinks: dict[str, Sink] = {}
         self._aborts: deque[str] = deque()
-        self._ids = count()
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._driver: asyncio.Task[None] | None = None
         self._closed = False
 
@@ -77,14 +77,14 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Queue a request. Raises RequestError or CapacityError if it cannot be served as asked."""
         validate(request, vocab=self.executor.program.vocab, context=self.scheduler.context)
-        if self._closed:
-            raise PhaselineError("the engine is closed")
         if request.params.stop and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer; this engine has none (stop_ids work)")
         params, vocab = request.params, self.executor.program.vocab
         seed = secrets.randbits(64) if params.seed is None else params.seed
         ends = frozenset(params.stop_ids) | (frozenset() if params.ignore_eos else self._eos)
-        with self._lock:
+        with self._lock, Uninterrupted():
+            if self._closed:
+                raise PhaselineError("the engine is closed")
             for sequence in self.scheduler.add(request):
                 sampler = Sampler(
                     params, vocab=vocab, seed=seed, prompt=request.prompt, stop_ids=ends, index=sequence.index
@@ -93,31 +93,16 @@ class Engine:
 
     def step(self) -> list[Delta]:
         """Run one step; return what it added. Empty when there is nothing to do."""
-        with self._lock:
-            deltas = self._apply_aborts()
-            plan = self.scheduler.plan()
-            if plan is None:
-                return deltas
-            if plan.copies:
-                self.executor.copy_pages(plan.copies)
-            logits = self.executor.forward(plan.step, self.scheduler.table.matrix)
-            self._score_prompts(plan, logits)
-            samplers = [self._completions[s].sampler for s in plan.sampled]
-            tokens = sample_batch(samplers, logits, [len(s.tokens) for s in plan.sampled], plan.rows)
-            chosen = {s: (t, logits[r]) for s, t, r in zip(plan.sampled, tokens, plan.rows, strict=True)}
-            for sequence in self.scheduler.commit(plan, tokens):
-                deltas.append(self._advance(sequence, chosen.get(sequence)))
-            return deltas
+        with self._lock, Uninterrupted() as block:
+            return self._step(block)
 
     def abort(self, request_id: str) -> None:
-        """Cancel a request, queued or running; its pages are back by the next step. Unknown ids are ignored."""
+        """Cancel a request, queued or running; its pages are back at once, or when the step that runs now has ended.
+
+        Unknown ids are ignored.
+        """
         self._aborts.append(request_id)
-        if self._lock.acquire(blocking=False):  # no step is running: at once
-            try:
-                deltas = self._apply_aborts()
-            finally:
-                self._lock.release()
-            self._deliver(deltas)
+        self._settle()
 
     @property
     def has_work(self) -> bool:
@@ -125,7 +110,7 @@ class Engine:
 
     def close(self) -> None:
         """Give back threads and memory; live requests end with an error."""
-        with self._lock:
+        with self._lock, Uninterrupted():
             if not self._closed:
                 self._closed = True
                 self._fail(PhaselineError("the engine was closed"))
@@ -155,10 +140,17 @@ class Engine:
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[Delta | BaseException] = asyncio.Queue()
         request = self._request(prompt, params or SamplingParams())
-        self._sinks[request.id] = lambda item: loop.call_soon_threadsafe(queue.put_nowait, item)
+
+        def sink(item: Delta | BaseException) -> None:
+            try:
+                loop.call_soon_threadsafe(queue.put_nowait, item)
+            except RuntimeError:  # the loop was closed over an open stream
+                self._aborts.append(request.id)
+
+        self._sinks[request.id] = sink
         remaining = request.params.n
         try:
-            await asyncio.to_thread(self.submit, request)
+            await asyncio.to_thread(self._submit_heard, request)
             if self._driver is None or self._driver.done() or self._driver.get_loop() is not loop:
                 self._driver = asyncio.create_task(self._drive())
             while remaining:
@@ -182,46 +174,75 @@ class Engine:
 
     def _collect(self, prompts: list[Prompt], params: SamplingParams, on_delta: Callable[[Delta], None]) -> list[Any]:
         requests = [self._request(p, params) for p in prompts]
-        results = {r.id: [Generation(r.prompt) for _ in range(params.n)] for r in requests}
-        open_ends = len(requests) * params.n
-        failure: BaseException | None = None
+        inbox: deque[tuple[float, Delta | BaseException]] = deque()
         start = time.perf_counter()
 
         def sink(item: Delta | BaseException) -> None:
-            nonlocal open_ends, failure
-            if isinstance(item, BaseException):
-                failure = item
-                return
-            results[item.request_id][item.index].add(item, time.perf_counter() - start)
-            open_ends -= item.finish_reason is not None
-            on_delta(item)
+            inbox.append((time.perf_counter() - start, item))
 
-        submitted: list[str] = []
         try:
             for request in requests:
                 self._sinks[request.id] = sink
                 self.submit(request)
-                submitted.append(request.id)
-            while open_ends and failure is None:
+            results = {r.id: [Generation(r.prompt) for _ in range(params.n)] for r in requests}
+            open_ends = len(requests) * params.n
+            while open_ends:
                 self._pump()
+                while inbox:
+                    seconds, item = inbox.popleft()
+                    if isinstance(item, BaseException):
+                        raise item
+                    results[item.request_id][item.index].add(item, seconds)
+                    open_ends -= item.finish_reason is not None
+                    on_delta(item)
         finally:
             for request in requests:
                 self._sinks.pop(request.id, None)
-            if open_ends:
-                for request_id in submitted:
-                    self.abort(request_id)
-        if failure is not None:
-            raise failure
+                self.abort(request.id)  # does nothing to those that are done
         return [r[0] if params.n == 1 else r for r in results.values()]
+
+    def _step(self, block: Uninterrupted) -> list[Delta]:
+        deltas = self._apply_aborts()
+        plan = self.scheduler.plan()
+        if plan is None:
+            return deltas
+        if plan.copies:
+            self.executor.copy_pages(plan.copies)
+        with block.let_in():  # a plan that is not committed has changed nothing
+            logits = self.executor.forward(plan.step, self.scheduler.table.matrix)
+        self._score_prompts(plan, logits)
+        samplers = [self._completions[s].sampler for s in plan.sampled]
+        tokens = sample_batch(samplers, logits, [len(s.tokens) for s in plan.sampled], plan.rows)
+        chosen = {s: (t, logits[r]) for s, t, r in zip(plan.sampled, tokens, plan.rows, strict=True)}
+        for sequence in self.scheduler.commit(plan, tokens):
+            deltas.append(self._advance(sequence, chosen.get(sequence)))
+        return deltas
 
     def _pump(self) -> None:
         """One step, its deltas delivered. An executor's failure reaches every live request."""
-        try:
-            deltas = self.step()
-        except Exception as error:
-            self._fail(error)
-            raise
-        self._deliver(deltas)
+        with self._lock, Uninterrupted() as block:
+            try:
+                deltas = self._step(block)
+            except Exception as error:
+                self._fail(error)
+                raise
+            self._deliver(deltas)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Apply what was cancelled, unless a step is running: whoever runs it comes here next."""
+        while self._aborts and self._lock.acquire(blocking=False):
+            try:
+                with Uninterrupted():
+                    self._deliver(self._apply_aborts())
+            finally:
+                self._lock.release()
+
+    def _submit_heard(self, request: Request) -> None:
+        """Submit for a stream, which may be left while this waits for a step to end."""
+        self.submit(request)
+        if request.id not in self._sinks:
+            self.abort(request.id)
 
     async def _drive(self) -> None:
         while self.has_work:
@@ -237,19 +258,21 @@ class Engine:
                 sink(delta)
 
     def _fail(self, error: BaseException) -> None:
-        with self._lock:
-            for request_id in {s.request.id for s in self._completions}:
-                self.scheduler.abort(request_id)
-            self._completions.clear()
-        for sink in list(self._sinks.values()):
-            sink(error)
+        """End every live request with `error`. The lock is held."""
+        for request_id in {s.request.id for s in self._completions}:
+            self.scheduler.abort(request_id)
+            sink = self._sinks.get(request_id)
+            if sink:
+                sink(error)
+        self._completions.clear()
+        self._aborts.clear()
 
     def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise RequestError("this engine has no tokenizer: give token ids")
             prompt = self.tokenizer.encode(prompt)
-        return Request(f"request-{next(self._ids)}", list(prompt), params)
+        return Request(secrets.token_hex(8), list(prompt), params)
 
     def _apply_aborts(self) -> list[Delta]:
         deltas = []

@@ -55,7 +55,7 @@ def load(
     if numerics == "reference" and (mode in ("eager", "layer") or level is not None):
         raise UnsupportedError("numerics reference runs in numpy: it has no mode eager or layer and no level")
     with open_gguf(resolve(str(model))) as file:
-        spec, program = model_program(file)
+        program = model_program(file)[1]
         tokenizer = Tokenizer.from_metadata(file.metadata)
         room = fit(program, context=context, memory=memory, kv_type=kv_type, max_running=max_running)
         executor: Executor

@@ -1,6 +1,7 @@
 """A program made native: weights packed, memory planned, every step one call into the kernels."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from phaseline.program.state import PagedKV
 from phaseline.program.step import Step
 from phaseline.state.pool import Pool
 
-KV_TYPES = {"bf16": np.dtype(np.uint16), "f32": np.dtype(np.float32)}
+KV_TYPES: Mapping[str, np.dtype[Any]] = {"bf16": np.dtype(np.uint16), "f32": np.dtype(np.float32)}
 MODES = ("chunk", "layer", "eager")
 
 

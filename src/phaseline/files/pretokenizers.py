@@ -18,7 +18,7 @@ _DIGIT = r"\p{N}"
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CASELESS = (  # like GPT-2's, but for contractions in either case, words with any one leading sign, and line ends
     r"'(?:[sS]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,MOST_DIGITS}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|(?:[^\S\r\n]*+[\r\n]++)++|\s+(?!\S)|\s+"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|(?:[^\S\r\n]*+[\r\n]+)+|\s+(?!\S)|\s+"
 )
 
 

@@ -50,8 +50,8 @@ class TextStream:
         return text[:certain]
 
     def _certain(self, text: str) -> int:
-        """Where the longest suffix that is a proper prefix of a stop string begins; the text's length if none is."""
+        """Where the longest suffix that begins a stop string starts; the text's length if there is none."""
         for start in range(max(0, len(text) - self._longest + 1), len(text)):
-            if any(len(text) - start < len(stop) and stop.startswith(text[start:]) for stop in self._stop):
+            if any(stop.startswith(text[start:]) for stop in self._stop):
                 return start
         return len(text)

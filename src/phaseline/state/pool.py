@@ -11,14 +11,14 @@ from phaseline.program.state import PagedKV
 
 
 class Pool:
-    """Keys and values, each of shape (layers, pages, page size, kv heads, head dim).
+    """Keys and values, each of shape (pages, layers, page size, kv heads, head dim).
 
     An executor may use another order inside a page; a page's elements stay together. Memory is touched, and so
-    taken, only as pages are first written.
+    taken, only as pages are first written: a page of all layers lies together, so that few pages touch little.
     """
 
     def __init__(self, spec: PagedKV, pages: int, page_size: int, dtype: DTypeLike) -> None:
-        shape = (spec.layers, pages, page_size, spec.kv_heads, spec.head_dim)
+        shape = (pages, spec.layers, page_size, spec.kv_heads, spec.head_dim)
         try:
             self.keys: NDArray[Any] = np.zeros(shape, dtype)
             self.values: NDArray[Any] = np.zeros(shape, dtype)
@@ -29,5 +29,5 @@ class Pool:
     def copy_pages(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Copy whole pages: (source, destination)."""
         for source, destination in pairs:
-            self.keys[:, destination] = self.keys[:, source]
-            self.values[:, destination] = self.values[:, source]
+            self.keys[destination] = self.keys[source]
+            self.values[destination] = self.values[source]

@@ -105,11 +105,11 @@ class Attend:
         for slot, start, first, n in ctx.spans:
             rows, positions = slice(first, first + n), np.arange(start, start + n)
             page, offset = ctx.pages[slot, positions // size], positions % size
-            ctx.keys[self.layer, page, offset] = k[rows]
-            ctx.values_state[self.layer, page, offset] = v[rows]
+            ctx.keys[page, self.layer, offset] = k[rows]
+            ctx.values_state[page, self.layer, offset] = v[rows]
             past = np.arange(start + n)
             page, offset = ctx.pages[slot, past // size], past % size
-            keys, values = ctx.keys[self.layer, page, offset], ctx.values_state[self.layer, page, offset]
+            keys, values = ctx.keys[page, self.layer, offset], ctx.values_state[page, self.layer, offset]
             score = np.einsum("rhgd,thd->rhgt", q[rows], keys) * q.dtype.type(self.scale)
             score = np.where((past <= positions[:, None])[:, None, None, :], score, -np.inf)
             p = np.exp(score - score.max(axis=-1, keepdims=True))

@@ -67,7 +67,7 @@ class Cost:
 class Context:
     """What the reference of an op reads and writes for one step; arrays have the executor's float type.
 
-    `keys` and `values` are the state, shape (layers, pages, page size, kv heads, head dim); `pages` the page
+    `keys` and `values` are the state, shape (pages, layers, page size, kv heads, head dim); `pages` the page
     table, shape (slots, max pages).
     """
 

@@ -1,0 +1,210 @@
+"""`phaseline explain`: a model's program, priced, and whether it fits."""
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from phaseline.cli.options import add_memory_options, add_model, add_output_options
+from phaseline.errors import CapacityError, RequestError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from phaseline.program.ir import Program
+    from phaseline.program.ops import Cost, Op, Work
+
+_WIDTH = 140  # of the table where no terminal sets one
+_MOST_STREAMS = 1 << 16
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Register `explain` and its options."""
+    parser = subparsers.add_parser(
+        "explain",
+        help="show what a step does, what it costs, and whether the model fits",
+        description="Show a model's operations with their FLOPs and bytes, for the last chunk of a prompt and for the "
+        "decode step that follows it, and whether the model fits this memory. Weights count as the file stores them.",
+    )
+    add_model(parser)
+    group = parser.add_argument_group("step")
+    group.add_argument("--context", type=int, metavar="N", default=512, help="length of the prompt, in tokens (512)")
+    group.add_argument("--batch", type=int, metavar="N", default=1, help="streams that the decode step serves (1)")
+    add_memory_options(group)
+    parser.add_argument("--ops", action="store_true", help="show each layer by itself, even where many are alike")
+    add_output_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the priced program and what fits, or with `--json` the record."""
+    from phaseline.cli.facts import check_out, emit, read_model
+
+    check_out(args)
+    model, program = read_model(args.model)
+    _check("chunk", args.chunk, 1 << 30)
+    _check("batch", args.batch, _MOST_STREAMS)
+    _check("context", args.context, program.context - 1)  # the decode step needs one more position
+    phases = _phases(program, args)
+    record = {
+        "model": model,
+        **{name: getattr(args, name) for name in ("chunk", "batch", "context", "kv_type")},
+        "ops": [row for phase in phases for row in phase.rows(program)],
+        "phases": {phase.name: phase.total() for phase in phases},
+        "fit": _fit(program, args),
+    }
+    if not args.json:
+        _print(record, program, phases, every=args.ops)
+    emit(args, record)
+    return 0
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One step of a program: the cost of each operation, and of all."""
+
+    name: str
+    work: "Work"
+    costs: Sequence["Cost"]
+    whole: "Cost"
+
+    def op_rows(self, op: "Op") -> int:
+        """Rows that an operation computes in this step."""
+        from phaseline.program.ir import Rows
+
+        return self.work.rows if op.outputs()[0].rows is Rows.TOKENS else self.work.wanted
+
+    def rows(self, program: "Program") -> Iterator[dict[str, Any]]:
+        """The record's row of each operation; `layer` is null outside the layers."""
+        for op, layer, cost in zip(program.ops, program.layers, self.costs, strict=True):
+            place = {"op": op.describe(), "layer": layer if layer >= 0 else None, "phase": self.name}
+            yield {**place, "rows": self.op_rows(op), **asdict(cost)}
+
+    def total(self) -> dict[str, Any]:
+        """The record of the whole step, with its arithmetic intensity."""
+        return {"rows": self.work.rows, **asdict(self.whole), "flops_per_byte": self.whole.flops / self.whole.bytes}
+
+
+def _check(name: str, value: int, high: int) -> None:
+    if not 1 <= value <= high:
+        raise RequestError(f"{name} = {value}: it must be a whole number from 1 to {high}")
+
+
+def _phases(program: "Program", args: argparse.Namespace) -> list[Phase]:
+    from phaseline.execute.native import KV_TYPES
+    from phaseline.program.cost import decode_work, op_costs, prefill_work, step_cost
+
+    element = KV_TYPES[args.kv_type].itemsize
+    rows = min(args.chunk, args.context)
+    prefill = prefill_work(rows, start=args.context - rows, kv_bytes=element)
+    decode = decode_work(args.context, streams=args.batch, kv_bytes=element)
+    return [
+        Phase(name, work, op_costs(program, work), step_cost(program, work))
+        for name, work in (("prefill", prefill), ("decode", decode))
+    ]
+
+
+def _fit(program: "Program", args: argparse.Namespace) -> dict[str, Any]:
+    """Whether `batch` streams of `context` positions have room, and what would have; bytes and counts."""
+    from phaseline.engine.memory import fit
+
+    try:
+        room = fit(program, memory=args.memory, kv_type=args.kv_type, max_running=_MOST_STREAMS)
+    except CapacityError as error:
+        return {"fits": False, "reason": str(error)}
+    streams = room.pages // -(-args.context // room.page_size)  # a stream holds whole pages
+    return {
+        "fits": streams >= args.batch,
+        "memory": room.memory,
+        "weights": room.weights,
+        "kv_per_token": room.kv_per_token,
+        "longest_context": room.context,
+        "most_streams": streams,
+    }
+
+
+def _print(record: Mapping[str, Any], program: "Program", phases: Sequence[Phase], *, every: bool) -> None:
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False, markup=False)
+    model = record["model"]
+    size = f"{model['layers']} layers, {model['parameters'] / 1e6:.0f} M parameters"
+    console.print(f"{model['name']}: {model['arch']}, {size}", soft_wrap=True)
+    console.print(_table(program, phases, every=every))
+    for phase in phases:
+        flops, moved = _si(phase.whole.flops), _si(phase.whole.bytes)
+        intensity = f"{phase.whole.flops / phase.whole.bytes:.3g} FLOP/byte"
+        size = f"{phase.work.rows} row{'s' * (phase.work.rows > 1)} at context {record['context']}"
+        console.print(f"{phase.name}: {size}, {flops}FLOP over {moved}B: {intensity}", soft_wrap=True)
+    console.print(_verdict(record), soft_wrap=True)
+
+
+def _table(program: "Program", phases: Sequence[Phase], *, every: bool) -> "Table":
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_footer=True)
+    table.add_column("operation", footer="the whole step")
+    for phase in phases:
+        headers = (f"{phase.name}\nrows", "\nFLOP", "\nweights B", "\nstate B")
+        for header, footer in zip(headers, _cells(phase.work.rows, phase.whole), strict=True):
+            table.add_column(header, footer=footer, justify="right", no_wrap=True)
+    for layers, ops in _blocks(program, phases, every=every):
+        inside = layers[0] >= 0
+        if inside:
+            table.add_row(f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]}-{layers[-1]}, each")
+        for i in ops:
+            op = program.ops[i]
+            text = _without_layer(op.describe(), layers[0]) if len(layers) > 1 else op.describe()
+            cells = [cell for phase in phases for cell in _cells(phase.op_rows(op), phase.costs[i])]
+            table.add_row("  " * inside + text, *cells)
+    return table
+
+
+def _cells(rows: int, cost: "Cost") -> list[str]:
+    return [_si(amount) for amount in (rows, cost.flops, cost.weight_bytes, cost.state_bytes)]
+
+
+def _blocks(program: "Program", phases: Sequence[Phase], *, every: bool) -> Iterator[tuple[list[int], list[int]]]:
+    """(layers, operations of the first of them): neighbours that differ in nothing but their number stand together."""
+
+    def kind(block: tuple[int, list[int]]) -> object:
+        layer, ops = block
+        if every or layer < 0:
+            return layer, ops
+        return [(_without_layer(program.ops[i].describe(), layer), [p.costs[i] for p in phases]) for i in ops]
+
+    runs = groupby(range(len(program.ops)), key=program.layers.__getitem__)
+    for _, alike in groupby([(layer, list(ops)) for layer, ops in runs], key=kind):
+        blocks = list(alike)
+        yield [layer for layer, _ in blocks], blocks[0][1]
+
+
+def _without_layer(text: str, layer: int) -> str:
+    """Names such as blk.7.attn_q and kv[7] with a star for their layer's number."""
+    return re.sub(rf"(?<=[.\[]){layer}(?=[.\]])", "*", text)
+
+
+def _verdict(record: Mapping[str, Any]) -> str:
+    fit, batch, context = record["fit"], record["batch"], record["context"]
+    if "reason" in fit:
+        return f"does not fit: {fit['reason']}"
+    asked = f"{batch} {'stream' if batch == 1 else 'streams'} of {context} positions"
+    return (
+        f"{asked}: {'fits' if fit['fits'] else 'does not fit'} {fit['memory'] / 2**30:.2f} GiB with weights of "
+        f"{fit['weights'] / 2**20:.1f} MiB and {fit['kv_per_token'] / 2**10:.1f} KiB of keys and values per position; "
+        f"room for a context of up to {fit['longest_context']}, or {fit['most_streams']} streams of {context}"
+    )
+
+
+def _si(amount: float) -> str:
+    """An amount with its decimal prefix; nothing for nothing."""
+    if not amount:
+        return ""
+    power = 0
+    while amount >= 999.5 and power < 5:
+        amount, power = amount / 1000, power + 1
+    return f"{amount:.3g} {'kMGTP'[power - 1] if power else ''}"

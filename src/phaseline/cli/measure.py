@@ -1,0 +1,140 @@
+"""`phaseline measure`: prefill and decode of a model on this machine."""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from phaseline.cli.options import add_engine_options, add_model, add_output_options, load_options
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_WIDTH = 110  # of the table where no terminal sets one
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Register `measure` and its options."""
+    parser = subparsers.add_parser(
+        "measure",
+        help="measure both phases",
+        description="Measure prefill at several lengths and decode at several contexts, with the ways to read a prompt "
+        "side by side, each against the ceilings of this machine.",
+    )
+    add_model(parser)
+    parser.add_argument("--full", action="store_true", help="more lengths, contexts and rounds: several minutes")
+    parser.add_argument("--repeats", type=int, metavar="N", help="rounds over all that is measured")
+    add_engine_options(parser, mode=False)
+    add_output_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print the table, or with `--json` the record; progress goes to a terminal's standard error."""
+    from phaseline.cli.facts import check_out, emit, read_model
+    from phaseline.engine.load import load
+    from phaseline.execute.native import KV_TYPES
+    from phaseline.lab.experiments.phases import measure_phases
+    from phaseline.lab.systems.phaseline import PhaselineSystem
+
+    check_out(args)
+    with closing(load(args.model, **load_options(args))) as engine, _progress() as progress:
+        record = measure_phases(
+            PhaselineSystem(engine),
+            model=read_model(args.model)[0],
+            chunk=engine.scheduler.chunk,
+            full=args.full,
+            repeats=args.repeats,
+            seed=args.seed or 0,
+            kv_bytes=KV_TYPES[args.kv_type].itemsize,
+            progress=progress,
+        )
+    if not args.json:
+        _print(record)
+    emit(args, record)
+    return 0
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int, str], None]]:
+    """A bar on standard error that goes away when it is done; nothing where that is no terminal."""
+    if not sys.stderr.isatty():
+        yield lambda done, total, label: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("warm-up", total=None)
+        yield lambda done, total, label: bar.update(task, completed=done, total=total, description=label)
+
+
+def _print(record: Mapping[str, Any]) -> None:
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False, markup=False)
+    for line in _head(record):
+        console.print(line, soft_wrap=True)
+    console.print(_table(record["results"]))
+    console.print(_ceilings(record["machine"]["ceilings"]), soft_wrap=True)
+    for ratio in record["phase_ratios"]:
+        console.print(_sentence(ratio), soft_wrap=True)
+
+
+def _head(record: Mapping[str, Any]) -> list[str]:
+    model, machine, build = record["model"], record["machine"], record["build"]
+    formats = ", ".join(f"{size / 1e6:.1f} MB {name}" for name, size in model["weight_bytes"].items())
+    return [
+        f"{model['name']}: {model['arch']}, {model['parameters'] / 1e6:.0f} M parameters ({formats})",
+        f"on {machine['cpu'] or 'an unnamed processor'}, {build['threads']} threads, {build['level']}",
+        f"by phaseline {record['version']}; rounds: {record['rounds']}; times are medians ± their median deviation",
+    ]
+
+
+def _table(rows: list[Mapping[str, Any]]) -> "Table":
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for left in ("phase", "mode"):
+        table.add_column(left)
+    for right in ("tokens", "context", "streams", "ms", "±", "tok/s", "GFLOP/s", "GB/s"):
+        table.add_column(right, justify="right", no_wrap=True)
+    table.add_column("limit")
+    table.add_column("of it", justify="right", no_wrap=True)
+    phase = None
+    for row in rows:
+        if phase not in (None, row["phase"]):
+            table.add_section()
+        phase, seconds = row["phase"], row["median_s"]
+        table.add_row(
+            phase,
+            row["mode"],
+            *(str(row[name]) for name in ("tokens", "context", "streams")),
+            f"{seconds * 1e3:.2f}",
+            f"{row['spread_s'] * 1e3:.2f}",
+            f"{row['tok_s']:.1f}",
+            f"{row['flops'] / seconds / 1e9:.1f}",
+            f"{row['bytes'] / seconds / 1e9:.2f}",
+            row["limit"],
+            f"{row['fraction']:.0%}",
+        )
+    return table
+
+
+def _ceilings(ceilings: Mapping[str, Any]) -> str:
+    reads = ", ".join(f"{r['bytes_per_s'] / 1e9:.1f} at {r['footprint'] / 1e6:.0f} MB" for r in ceilings["read"])
+    return (
+        f"ceilings: {ceilings['float_flops'] / 1e9:.1f} GFLOP/s float32, {ceilings['quant_flops'] / 1e9:.1f} GFLOP/s "
+        f"quantised, reading {reads} (GB/s), a meeting of all threads {ceilings['meeting'] * 1e6:.1f} µs"
+    )
+
+
+def _sentence(ratio: Mapping[str, Any]) -> str:
+    marginal = ratio["marginal_tok_s"]
+    more = f"; marginal rate {marginal:.0f} tok/s" if marginal else ""
+    reading = f"a prompt of {ratio['prefill_tokens']} tokens is read at {ratio['prefill_tok_s']:.0f} tok/s"
+    decode = f"decode's {ratio['decode_tok_s']:.0f} tok/s at context {ratio['decode_context']}"
+    return f"{ratio['mode']}: {reading}, {ratio['ratio']:.2g} times {decode}{more}"

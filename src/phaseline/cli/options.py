@@ -1,0 +1,107 @@
+"""Options that several commands share, and what becomes of them.
+
+An option that was not given stays out of what is passed on: its default is that of `load` or `SamplingParams`.
+"""
+
+import argparse
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from phaseline.engine.types import SamplingParams
+
+# As `load` has them, whose import would take longer than to refuse a misspelt one.
+MODES = ("walk", "eager", "layer", "chunk")
+NUMERICS = ("fast", "invariant", "reference")
+_UNITS = {"B": 1} | {
+    f"{prefix}{i}B": (1024 if i else 1000) ** power for power, prefix in enumerate("KMGT", 1) for i in ("", "i")
+}
+_LOAD = ("threads", "chunk", "mode", "numerics", "context", "memory", "kv_type", "level")
+_SAMPLING = (
+    *("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "stop", "ignore_eos", "seed"),
+)
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a name that was pulled, or the path of a .gguf file")
+
+
+def add_output_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("output")
+    group.add_argument("--json", action="store_true", help="print the record as JSON, and nothing else")
+    group.add_argument("--out", type=Path, metavar="FILE", help="write the record into FILE as well")
+
+
+def add_memory_options(parser: argparse._ArgumentGroup) -> None:
+    """What decides whether a model fits."""
+    parser.add_argument("--chunk", type=int, metavar="N", default=512, help="most prompt tokens per step (512)")
+    parser.add_argument("--memory", type=size, metavar="SIZE", help="most that is taken, e.g. 4GiB (all there is)")
+    parser.add_argument("--kv-type", choices=("bf16", "f32"), default="bf16", help="of keys and values (bf16)")
+
+
+def add_engine_options(parser: argparse.ArgumentParser, *, mode: bool = True) -> None:
+    """How the model is run; without `mode` where a command runs all modes anyway."""
+    group = parser.add_argument_group("engine")
+    group.add_argument("--threads", type=int, metavar="N", help="(the cores this process may use)")
+    if mode:
+        group.add_argument("--mode", choices=MODES, help="how the prompt is read (chunk)")
+    group.add_argument("--numerics", choices=NUMERICS, help="reference: numpy, float32 (fast)")
+    group.add_argument("--context", type=int, metavar="N", help="positions to make room for (the model's own limit)")
+    group.add_argument("--level", metavar="portable|avx2|avx512", help="instruction set (the widest that runs here)")
+    group.add_argument("--seed", type=int, metavar="N", help="makes what is drawn at random repeatable")
+    add_memory_options(group)
+
+
+def add_sampling_options(parser: argparse.ArgumentParser, *, max_tokens: int) -> None:
+    """How tokens are chosen. `max_tokens` is this command's default."""
+    group = parser.add_argument_group("sampling")
+    group.add_argument("--max-tokens", type=int, metavar="N", default=max_tokens, help=f"({max_tokens})")
+    group.add_argument("--min-tokens", type=int, metavar="N", help="no end before so many (0)")
+    group.add_argument("--temperature", type=float, metavar="T", help="0: always the likeliest token (0)")
+    group.add_argument("--top-k", type=int, metavar="K", help="only the K likeliest tokens (0: all)")
+    group.add_argument("--top-p", type=float, metavar="P", help="only the likeliest tokens of mass P (1)")
+    group.add_argument("--min-p", type=float, metavar="P", help="only those at least P times as likely as the best (0)")
+    for name, neutral in (("repetition", 1), ("presence", 0), ("frequency", 0)):
+        group.add_argument(f"--{name}-penalty", type=float, metavar="X", help=f"({neutral}: none)")
+    group.add_argument("--stop", action="append", metavar="TEXT", help="end before TEXT; may be given several times")
+    group.add_argument("--ignore-eos", action="store_true", default=None, help="go on past the end-of-text token")
+
+
+def load_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The keyword arguments for `load` among `args`."""
+    return _given(args, _LOAD)
+
+
+def sampling_params(args: argparse.Namespace) -> "SamplingParams":
+    """The sampling options, checked before a model is opened. RequestError names the one that is refused."""
+    import sys
+
+    from phaseline.engine.types import Request, SamplingParams
+    from phaseline.engine.validate import validate
+
+    params = SamplingParams(**_given(args, _SAMPLING))
+    validate(Request("options", [0], params), vocab=1, context=sys.maxsize)  # the prompt is a stand-in
+    return params
+
+
+def size(text: str) -> int:
+    """Bytes that a text such as 4GiB, 1.5GB or 100000 stands for."""
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?) ?([A-Za-z]*)", text, re.ASCII)
+    unit = next((u for u in _UNITS if match and u.lower() == (match[2] or "B").lower()), None)
+    if match is None or unit is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; sizes are bytes or have a unit: {', '.join(_UNITS)}")
+    return int(float(match[1]) * _UNITS[unit])
+
+
+def token_ids(text: str) -> list[int]:
+    """Token ids from a text such as 1,2,3."""
+    try:
+        return [int(part) for part in text.split(",")] if text.strip() else []
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is not a list of token ids such as 1,2,3") from None
+
+
+def _given(args: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: value for name in names if (value := getattr(args, name, None)) is not None}

@@ -1,0 +1,221 @@
+"""Attention at every level against exact arithmetic: shapes of heads, lengths around pages and splits, mixed steps."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from phaseline import _native
+from phaseline.execute.base import Executor
+from phaseline.program.ir import Program, Rows, Value
+from phaseline.program.ops import Attend
+from phaseline.program.state import PagedKV
+from phaseline.program.step import Segment, Step, Want
+from support.bounds import BF16, assert_within, attention_bound
+from support.memory_file import MemoryFile
+from support.small_programs import Small, assert_levels_agree, native, reference, same_bits
+
+HEADS = [(1, 1), (4, 2), (9, 3), (8, 1)]
+DIMS = [2, 16, 24, 64, 80, 128]
+TOKENS = 256
+KINDS = {"f32": ("f32", 0.0), "bf16": ("bf16", BF16), "bf16 of values that it holds": ("bf16", 0.0)}
+CONTEXTS = (1, 31, 32, 33, 64, 511, 512, 513, 1100)
+Floats = NDArray[np.float64]
+
+
+@dataclass
+class Attention:
+    """One attention over random queries, keys and values: token t brings row t of each."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    lossless: bool = False  # keys and values that bf16 holds exactly
+    sharpness: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(self.seed)
+        self.scale = self.dim**-0.5
+        self.q = (rng.normal(size=(TOKENS, self.heads, self.dim)) * self.sharpness).astype(np.float32)
+        self.k, self.v = rng.normal(size=(2, TOKENS, self.kv_heads, self.dim)).astype(np.float32)
+        if self.lossless:
+            for values in (self.k, self.v):
+                values.view(np.uint32)[...] &= 0xFFFF0000
+
+    def program(self) -> tuple[MemoryFile, Program]:
+        file = MemoryFile()
+        small = Small(file, PagedKV(1, self.kv_heads, self.dim))
+        q, k, v = (small.input(n, t.reshape(TOKENS, -1)) for n, t in (("q", self.q), ("k", self.k), ("v", self.v)))
+        out = Value("o", Rows.TOKENS, self.heads * self.dim)
+        small.builder.add(Attend(q, k, v, out, 0, self.heads, self.kv_heads, self.dim, self.scale))
+        return file, small.finish([out], TOKENS)
+
+    def bound(self, tokens: Sequence[int], rows: int, stored: float) -> Floats:
+        """For the last `rows` positions of a sequence, (rows, heads * dim)."""
+        q, k, v = (t[list(tokens)].astype(np.float64) for t in (self.q, self.k, self.v))
+        return attention_bound(q[len(q) - rows :], k, v, self.scale, stored).reshape(rows, -1)
+
+
+def shuffled(slots: int, each: int, seed: int = 0) -> NDArray[np.int32]:
+    """A page table (slots, each) whose pages lie anywhere in a pool of twice as many."""
+    ids = np.random.default_rng(seed).permutation(2 * slots * each)[: slots * each]
+    return np.ascontiguousarray(ids.reshape(slots, each), np.int32)
+
+
+def steps(rng: np.random.Generator) -> Iterator[tuple[Step, list[list[int]]]]:
+    """Steps over three slots, chunks and decodes mixed, with each segment's whole sequence so far."""
+    histories: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    for plan in ([(2, 45), (0, 33)], [(0, 31), (2, 1), (1, 17)], [(1, 1), (0, 1), (2, 1)], [(2, 18), (1, 14), (0, 9)]):
+        segments = []
+        for slot, n in plan:
+            start, tokens = len(histories[slot]), rng.integers(0, TOKENS, n).tolist()
+            histories[slot] += tokens
+            segments.append(Segment(slot, start, tokens, Want.ALL))
+        yield Step(segments), [list(histories[slot]) for slot, _ in plan]
+
+
+@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_mixed_steps_over_shuffled_pages(kind: str, heads: int, kv_heads: int, dim: int) -> None:
+    kv_type, stored = KINDS[kind]
+    a = Attention(heads, kv_heads, dim, lossless=stored == 0)
+    file, program = a.program()
+    table, width = shuffled(3, 3), heads * dim
+    levels = {
+        level: native(file, program, pages=18, level=level, kv_type=kv_type, max_rows=96, threads=1 + dim % 3)
+        for level in _native.levels()
+    }
+    exact = reference(file, program, pages=18)
+    for step, histories in steps(np.random.default_rng(dim)):
+        want = exact.forward(step, table)[:, :width]
+        bound = np.concatenate(
+            [a.bound(h, len(s.tokens), stored) for h, s in zip(histories, step.segments, strict=True)]
+        )
+        results = {level: executor.forward(step, table)[:, :width] for level, executor in levels.items()}
+        for got in results.values():
+            assert_within(got, want, bound)
+        assert_levels_agree(results)
+
+
+def chunked(executor: Executor, tokens: Sequence[int], table: NDArray[np.int32], ends: Sequence[int]) -> NDArray[Any]:
+    """The last row of each chunk, when the sequence enters in chunks that end at `ends`."""
+    starts = [0, *ends[:-1]]
+    return np.concatenate(
+        [
+            executor.forward(Step([Segment(0, start, tokens[start:end], Want.LAST)]), table)
+            for start, end in zip(starts, ends, strict=True)
+        ]
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(1, 1, 2), (4, 2, 24), (9, 3, 64)])
+def test_contexts_around_pages_and_splits(heads: int, kv_heads: int, dim: int, kind: str) -> None:
+    """Rows at each of CONTEXTS, read as decodes, as ends of chunks and inside one long chunk: the same bits."""
+    kv_type, stored = KINDS[kind]
+    a = Attention(heads, kv_heads, dim, lossless=stored == 0)
+    file, program = a.program()
+    tokens = np.random.default_rng(dim).integers(0, TOKENS, CONTEXTS[-1]).tolist()
+    table, width = shuffled(1, 35), heads * dim
+    decodes = sorted({*CONTEXTS, *(c - 1 for c in CONTEXTS if c > 1)})  # each of CONTEXTS ends a chunk of one row
+    last = [decodes.index(c) for c in CONTEXTS]
+    exact = chunked(reference(file, program, pages=70), tokens, table, CONTEXTS)[:, :width]
+    bound = np.concatenate([a.bound(tokens[:c], 1, stored) for c in CONTEXTS])
+    results = {}
+    for level in _native.levels():
+        executor = native(file, program, pages=70, level=level, kv_type=kv_type, max_rows=1100, threads=2)
+        results[level] = got = chunked(executor, tokens, table, CONTEXTS)[:, :width]
+        assert_within(got, exact, bound)
+        assert same_bits(got, chunked(executor, tokens, table, decodes)[last, :width])
+        whole = executor.forward(Step([Segment(0, 0, tokens, Want.ALL)]), table)
+        assert same_bits(got, np.ascontiguousarray(whole[np.array(CONTEXTS) - 1, :width]))
+    assert_levels_agree(results)
+
+
+@pytest.mark.parametrize("falling", [False, True])
+def test_scores_far_apart(falling: bool) -> None:
+    """The largest score grows from page to page, or never after the first; most weights vanish."""
+    a = Attention(2, 1, 16)
+    # Key t points along the query with a length that changes by t: scores from 0 to 160.
+    a.q[...] = 0.0
+    a.q[..., 0] = 4.0
+    a.k[..., 0] = np.linspace(0, 160, TOKENS)[:: -1 if falling else 1, None]
+    file, program = a.program()
+    tokens, table = list(range(TOKENS)), shuffled(1, 8)
+    exact = reference(file, program, pages=16).forward(Step([Segment(0, 0, tokens, Want.ALL)]), table)
+    bound = a.bound(tokens, TOKENS, 0.0)
+    for level in _native.levels():
+        executor = native(file, program, pages=16, level=level, kv_type="f32", max_rows=TOKENS)
+        got = executor.forward(Step([Segment(0, 0, tokens, Want.ALL)]), table)
+        assert_within(got[:, :32], exact[:, :32], bound)
+
+
+def test_copied_pages_continue_the_same_way() -> None:
+    """Copy-on-write: a sequence on copies of another's pages reads what the other reads."""
+    a = Attention(4, 2, 24)
+    file, program = a.program()
+    table = np.array([[5, 1], [2, 7]], np.int32)
+    for kv_type in ("f32", "bf16"):
+        executor = native(file, program, pages=8, kv_type=kv_type, max_rows=64)
+        executor.forward(Step([Segment(0, 0, list(range(40)), Want.NONE)]), table)
+        executor.copy_pages([(5, 2), (1, 7)])
+        both = executor.forward(Step([Segment(0, 40, [77]), Segment(1, 40, [77])]), table)
+        assert np.isfinite(both).all() and same_bits(both[0], both[1])
+
+
+def plain_attention(a: Attention, tokens: Sequence[int], **wrong: bool) -> Floats:
+    """Attention of all rows in plain numpy, with one mistake if asked."""
+    q, k, v = (t[list(tokens)].astype(np.float64) for t in (a.q, a.k, a.v))
+    n, group = len(tokens), a.heads // a.kv_heads
+    out = np.empty_like(q)
+    for h in range(a.heads):
+        kv = h % a.kv_heads if wrong.get("heads_interleaved") else h // group
+        score = q[:, h] @ k[:, kv].T * (1.0 if wrong.get("no_scale") else a.scale)
+        late = 1 if wrong.get("sees_next") else -1 if wrong.get("misses_first") else 0
+        seen = np.arange(n) <= np.arange(n)[:, None] + max(late, 0)
+        if late < 0:
+            seen[1:, 0] = False
+        p = np.where(seen, np.exp(score), 0)
+        values = np.roll(v[:, kv], 1, axis=0) if wrong.get("values_shifted") else v[:, kv]
+        out[:, h] = p @ values / p.sum(axis=1, keepdims=True)
+    return out.reshape(n, -1)
+
+
+@pytest.mark.parametrize(
+    "mistake", ["none", "no_scale", "sees_next", "misses_first", "heads_interleaved", "values_shifted"]
+)
+def test_the_comparison_sees_mistakes(mistake: str) -> None:
+    """The loosest bound in use, that of bf16, still tells a wrong reference from the right one."""
+    a = Attention(4, 2, 16)
+    file, program = a.program()
+    tokens = np.random.default_rng(1).permutation(TOKENS)[:70].tolist()
+    got = native(file, program, pages=6, max_rows=70).forward(Step([Segment(0, 0, tokens, Want.ALL)]), shuffled(1, 3))
+    wrong, bound = plain_attention(a, tokens, **{mistake: True}), a.bound(tokens, 70, BF16)
+    if mistake == "none":
+        assert_within(got[:, :64], wrong, bound)
+    else:
+        with pytest.raises(AssertionError, match="out of bounds"):
+            assert_within(got[:, :64], wrong, bound)
+
+
+def test_the_comparison_sees_pages_in_the_wrong_order() -> None:
+    a = Attention(4, 2, 16)
+    file, program = a.program()
+    tokens = np.random.default_rng(1).permutation(TOKENS)[:70].tolist()
+    table = shuffled(1, 3)
+    executor = native(file, program, pages=6, max_rows=70, kv_type="f32")
+    executor.forward(Step([Segment(0, 0, tokens[:69], Want.NONE)]), table)
+    exact = plain_attention(a, tokens)[69:]
+    wrong_table = np.ascontiguousarray(table[:, [1, 0, 2]])
+    right = executor.forward(Step([Segment(0, 69, tokens[69:])]), table)[:, :64]
+    assert_within(right, exact, a.bound(tokens, 1, 0.0))
+    # All of both pages is read either way: only a partly filled page in the wrong place shows.
+    wrong_table = np.ascontiguousarray(table[:, [0, 2, 1]])
+    wrong = executor.forward(Step([Segment(0, 69, tokens[69:])]), wrong_table)[:, :64]
+    with pytest.raises(AssertionError, match="out of bounds"):
+        assert_within(wrong, exact, a.bound(tokens, 1, 0.0))

@@ -1,0 +1,123 @@
+"""How far a kernel may stray from the exact answer, derived from how it computes; never tuned.
+
+u = 2^-24 is float32's unit roundoff, gamma(n) = n u / (1 - n u) bounds n roundings in a row (Higham 2002, 3.1). Counts
+are those of the portable level, where a multiply-add rounds twice. All arithmetic here is float64.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phaseline.files.base import TensorInfo
+from phaseline.program.ops.linear import silu
+from support.memory_file import MemoryFile
+
+Floats = NDArray[np.float64]
+U = 2.0**-24
+TOP = 127 * 128  # of a quantised activation
+EXP = 4 * U  # relative error of the kernels' exp: 2 ulp
+BF16 = 2.0**-9  # relative error of an element stored as bf16, which keeps eight significant bits
+
+
+def gamma(n: int) -> float:
+    return n * U / (1 - n * U)
+
+
+def assert_within(actual: NDArray[Any], expected: NDArray[Any], bound: NDArray[Any] | float) -> float:
+    """Every element of `actual` lies within its bound of `expected`. Returns the largest share of a bound in use."""
+    assert actual.shape == expected.shape
+    error = np.abs(actual.astype(np.float64) - expected)
+    limit = np.broadcast_to(np.asarray(bound, np.float64), error.shape)
+    bad = ~(error <= limit)  # true for NaN as well
+    if bad.any():
+        at = tuple(int(i) for i in np.argwhere(bad)[0])
+        raise AssertionError(
+            f"{bad.sum()} of {bad.size} elements out of bounds; first at {at}: {actual[at]!r} for {expected[at]!r}, "
+            f"error {error[at]:.3g}, allowed {limit[at]:.3g}"
+        )
+    used: Floats = np.divide(error, limit, out=np.zeros_like(error), where=limit > 0)
+    return float(used.max(initial=0.0))
+
+
+def product_bound(x: Floats, file: MemoryFile, weight: TensorInfo) -> Floats:
+    """|computed - exact| for x @ w.T, (rows, outputs).
+
+    Plain weights: cols multiply-adds, gamma(2 cols) sum |x||w|.
+    Quantised: a block's activations become s q, s = max|x| / TOP. Rounding q to whole costs s/2 each; the three
+    roundings of x * (TOP / max) and of s cost TOP * 3u of s more. Integer sums are exact. Per block, at most two
+    terms (code part d * code, minimum m) are added with two roundings each, after at most three of their own:
+    gamma(4 blocks + 4) sum (|w - m| + |m|) |s q|, and |s q| <= |x| + s. The decoded reference weight itself
+    is rounded once: u |w| |x|.
+    """
+    w = file.float32(weight.name).astype(np.float64)
+    size = np.abs(x)
+    if weight.format.block == 1:
+        return np.asarray(gamma(2 * w.shape[1]) * (size @ np.abs(w).T))
+    step = np.repeat(size.reshape(len(x), -1, 32).max(axis=2) / TOP, 32, axis=1)  # (rows, cols)
+    m = _minima(file, weight)
+    parts = np.abs(w - m) + np.abs(m)
+    rounding = gamma(4 * (w.shape[1] // 32) + 4)
+    bound = step * (0.5 + 3 * TOP * U) @ np.abs(w).T + rounding * ((size + step) @ parts.T) + U * size @ np.abs(w).T
+    return np.asarray(bound)
+
+
+def normed_product_bound(x: Floats, normed: Floats, file: MemoryFile, weight: TensorInfo) -> Floats:
+    """The same for rms_norm(x) @ w.T, `normed` being the exact norm of x.
+
+    A normed element has a relative error of gamma(cols / 8 + 16): two roundings for each sixteenth of the sum of
+    squares, which has no cancellation, four to add its lanes, and those of mean, eps, root, inverse, two products.
+    """
+    own = gamma(x.shape[1] // 8 + 16)
+    w = np.abs(file.float32(weight.name).astype(np.float64))
+    return np.asarray((1 + own) * product_bound(normed, file, weight) + own * np.abs(normed) @ w.T)
+
+
+def gate_bound(g: Floats, g_bound: Floats, y: Floats, y_bound: Floats) -> Floats:
+    """For silu(g) * y: silu's slope is at most 1.1, and its own evaluation adds that of exp and two roundings."""
+    size = np.abs(silu(g))
+    silu_bound = 1.1 * g_bound + (size + 1.1 * g_bound) * (EXP + 3 * U)
+    return np.asarray(size * y_bound + np.abs(y) * silu_bound + silu_bound * y_bound + U * size * np.abs(y))
+
+
+def attention_bound(q: Floats, k: Floats, v: Floats, scale: float, stored: float) -> Floats:
+    """|computed - exact| of the last positions' attention, (rows, heads, dim).
+
+    q: (rows, heads, dim), of positions len(k) - rows ..; k, v: (context, kv heads, dim). `stored`: relative error of a
+    stored element, 0 or BF16. A score's error is (stored + gamma(2 dim + 2)) sum |q||k| scale; a weight e^(s - max)
+    is rescaled at most once per page, each with an error of exp, its argument's rounding and a product; the
+    arguments add up to the spread of the scores. With weights p (1 + d), |d| <= rho, the average moves by at most
+    sum p rho |v - out| / sum p / (1 - max rho). Sums over tokens, pages and splits then cost
+    gamma(2 context + 8 pages) of the average of |v|, in numerator and denominator; a stored value moves by stored |v|.
+    exp never falls under 2^-126: that much more, at most, for each position.
+    """
+    rows, heads, dim = q.shape
+    context, kv_heads, _ = k.shape
+    pages = -(-context // 32)
+    out = np.empty_like(q)
+    for h in range(heads):
+        keys, values = k[:, h // (heads // kv_heads)], v[:, h // (heads // kv_heads)]
+        score = q[:, h] @ keys.T * scale  # (rows, context)
+        hidden = np.arange(context) > np.arange(context - rows, context)[:, None]
+        p = np.where(hidden, 0, np.exp(score - np.where(hidden, -np.inf, score).max(axis=1, keepdims=True)))
+        p /= p.sum(axis=1, keepdims=True)
+        spread = np.where(hidden, 0, score).max(axis=1) - np.where(hidden, 0, score).min(axis=1)
+        magnitude = np.abs(q[:, h]) @ np.abs(keys).T * abs(scale)
+        argument = (stored + (1 + stored) * gamma(2 * dim + 2)) * magnitude + U * spread[:, None]
+        rho = np.expm1(argument + (pages + 1) * (EXP + 3 * U))  # (rows, context)
+        mean, size = p @ values, p @ np.abs(values)
+        apart = np.stack([(p[r] * rho[r]) @ np.abs(values - mean[r]) for r in range(rows)])
+        moved = apart / (1 - rho.max(axis=1, initial=0, where=~hidden))[:, None]
+        sums = 2 * gamma(2 * context + 8 * pages) + stored
+        out[:, h] = moved + sums * (size + moved) + context * 2.0**-126 * np.abs(values).max()
+    return out
+
+
+def _minima(file: MemoryFile, weight: TensorInfo) -> Floats:
+    """The minimum part of each decoded weight: what its block decodes to with all codes zero. 0 where it has none."""
+    codes_at = {"Q4_1": 4, "Q5_1": 4, "Q4_K": 16, "Q5_K": 16}.get(weight.format.name)
+    if codes_at is None:
+        return np.zeros(weight.shape)
+    blocks = file.raw(weight.name).reshape(-1, weight.format.bytes).copy()
+    blocks[:, codes_at:] = 0
+    return weight.format.decode_rows(blocks.reshape(weight.shape[0], -1)).astype(np.float64)

@@ -1,0 +1,52 @@
+"""A model file in memory: the tensors of small programs, without a disk and without a family."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phaseline.files.base import TensorInfo
+from phaseline.files.quant import FORMATS
+from support.tiny import encode
+
+
+class MemoryFile:
+    """What an executor asks of a file. Norms and embeddings are added as float32, matrices in any format."""
+
+    def __init__(self) -> None:
+        self.path = Path("memory")
+        self.metadata: Mapping[str, Any] = {}
+        self.tensors: dict[str, TensorInfo] = {}
+        self._raw: dict[str, NDArray[np.uint8]] = {}
+
+    def add(self, name: str, values: NDArray[Any]) -> TensorInfo:
+        """A tensor kept as F32."""
+        raw = np.ascontiguousarray(values, np.float32).reshape(-1, values.shape[-1]).view(np.uint8)
+        return self._keep(name, "F32", raw, values.shape)
+
+    def add_random(
+        self, rng: np.random.Generator, name: str, format: str, rows: int, cols: int, std: float = 1.0
+    ) -> TensorInfo:
+        """A random matrix (rows, cols) of that standard deviation, encoded."""
+        raw = np.ascontiguousarray(encode(rng, format, rows, cols, std)).view(np.uint8).reshape(rows, -1)
+        return self._keep(name, format, raw, (rows, cols))
+
+    def raw(self, name: str) -> NDArray[np.uint8]:
+        return self._raw[name]
+
+    def float32(self, name: str) -> NDArray[np.float32]:
+        info = self.tensors[name]
+        return info.format.decode_rows(self._raw[name]).reshape(info.shape)
+
+    def release(self, name: str) -> None:
+        """Nothing is mapped."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _keep(self, name: str, format: str, raw: NDArray[np.uint8], shape: tuple[int, ...]) -> TensorInfo:
+        self.tensors[name] = TensorInfo(name, shape, FORMATS[format], raw.nbytes)
+        self._raw[name] = raw
+        return self.tensors[name]
