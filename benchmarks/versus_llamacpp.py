@@ -80,7 +80,8 @@ class LlamaCpp:
         return float(timings["predicted_ms"]) / 1e3 / timings["predicted_n"]
 
     def _complete(self, prompt: Sequence[int], tokens: int) -> dict[str, Any]:
-        body = {"prompt": list(prompt), "n_predict": tokens, "temperature": 0, "ignore_eos": True, "cache_prompt": False}
+        body = {"prompt": list(prompt), "n_predict": tokens, "temperature": 0}
+        body |= {"ignore_eos": True, "cache_prompt": False}
         request = urllib.request.Request(
             self._server.listening_address + "/completion",
             json.dumps(body).encode(),

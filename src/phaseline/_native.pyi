@@ -74,4 +74,33 @@ class Plan:
 def float_rate(team: Team, level: str, seconds: float) -> float: ...
 def quant_rate(team: Team, level: str, seconds: float) -> float: ...
 def read_rate(team: Team, level: str, bytes: int, seconds: float) -> float: ...
-def barrier_seconds(team: Team, barriers: int) -> float: ...
+class LogitsError(Exception): ...
+
+class SamplerState:
+    def __init__(
+        self,
+        *,
+        vocab: int,
+        seed: int,
+        index: int,
+        prompt: Sequence[int],
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        min_p: float,
+        repetition: float,
+        presence: float,
+        frequency: float,
+        bias: Sequence[tuple[int, float]],
+        stops: Sequence[int],
+        min_tokens: int,
+    ) -> None: ...
+    def observe(self, token: int) -> None: ...
+    def fork(self, index: int) -> SamplerState: ...
+
+def sample(
+    samplers: Sequence[SamplerState], logits: NDArray[np.float32], rows: Sequence[int], positions: Sequence[int]
+) -> list[int]: ...
+def logprobs(
+    logits: NDArray[np.float32], targets: Sequence[int], top: int
+) -> list[tuple[float, list[tuple[int, float]]]]: ...

@@ -4,6 +4,8 @@ A shared machine's speed swings within minutes, so a ceiling counts only for fig
 between the replicates, and the maximum is used.
 """
 
+import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -19,21 +21,24 @@ class Ceilings:
 
     float_flops: float32 multiply-adds (two each) from registers. quant_flops: products of weight codes and
     fifteen-bit activations, counted likewise. read: (footprint in bytes, bytes per second), by rising footprint.
-    meeting: seconds for all threads to meet once; an operation needs two such meetings.
+    empty_plan, empty_eager: seconds of a step without rows, as one call and with one call per operation: what
+    launching costs.
     """
 
     float_flops: float
     quant_flops: float
     read: tuple[tuple[int, float], ...]
-    meeting: float
+    empty_plan: float
+    empty_eager: float
 
     def best(self, other: "Ceilings") -> "Ceilings":
-        """The higher of each rate."""
+        """The higher of each rate, the lower of each time."""
         return Ceilings(
             max(self.float_flops, other.float_flops),
             max(self.quant_flops, other.quant_flops),
             tuple((f, max(a, b)) for (f, a), (_, b) in zip(self.read, other.read, strict=True)),
-            min(self.meeting, other.meeting),
+            min(self.empty_plan, other.empty_plan),
+            min(self.empty_eager, other.empty_eager),
         )
 
     def read_at(self, footprint: float) -> float:
@@ -60,7 +65,7 @@ class Machine:
     """Measures ceilings on an executor's own team."""
 
     def __init__(self, executor: NativeExecutor, footprints: Sequence[int]) -> None:
-        self._team, self._level = executor.team, executor.level
+        self._executor, self._team, self._level = executor, executor.team, executor.level
         self._footprints = sorted(set(footprints))
 
     def measure(self, seconds: float = 0.05) -> Ceilings:
@@ -69,8 +74,19 @@ class Machine:
             _native.float_rate(self._team, self._level, seconds),
             _native.quant_rate(self._team, self._level, seconds),
             tuple((f, _native.read_rate(self._team, self._level, f, seconds)) for f in self._footprints),
-            _native.barrier_seconds(self._team, 2000),
+            self._empty("chunk"),
+            self._empty("eager"),
         )
+
+    def _empty(self, mode: str, repeats: int = 15) -> float:
+        mode, self._executor.mode = self._executor.mode, mode
+        times = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            self._executor.empty_step()
+            times.append(time.perf_counter() - start)
+        self._executor.mode = mode
+        return statistics.median(times)
 
     def describe(self) -> dict[str, Any]:
         """The host as far as it tells, and what is used of it."""

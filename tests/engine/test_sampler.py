@@ -243,7 +243,7 @@ def test_stop_ids_wait_for_min_tokens() -> None:
         (math.nan, [70], "row 1: NaN at token 70"),
         (math.nan, [3], "row 1: NaN at token 3"),  # an id that is excluded
         (math.nan, [199], "row 1: NaN at token 199"),
-        (math.inf, [5], "row 1: infinite at token 5"),
+        (math.inf, [5], r"row 1: \+inf at token 5"),
         (-math.inf, list(range(200)), "row 1: all are -inf"),
     ],
 )

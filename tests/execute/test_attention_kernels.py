@@ -20,8 +20,10 @@ from support.small_programs import Small, assert_levels_agree, native, reference
 
 HEADS = [(1, 1), (4, 2), (9, 3), (8, 1)]
 DIMS = [2, 16, 24, 64, 80, 128]
-TOKENS = 256
-KINDS = {"f32": ("f32", 0.0), "bf16": ("bf16", BF16), "bf16 of values that it holds": ("bf16", 0.0)}
+TOKENS = 256  # tokens that bring numbers; one more, NOTHING, brings NaN
+NOTHING = TOKENS
+# Each kind of state: its type, whether keys and values are such that bf16 holds them, and an element's error.
+KINDS = {"f32": ("f32", False, 0.0), "bf16": ("bf16", False, BF16), "bf16-lossless": ("bf16", True, 0.0)}
 CONTEXTS = (1, 31, 32, 33, 64, 511, 512, 513, 1100)
 Floats = NDArray[np.float64]
 
@@ -34,25 +36,26 @@ class Attention:
     kv_heads: int
     dim: int
     lossless: bool = False  # keys and values that bf16 holds exactly
-    sharpness: float = 1.0
     seed: int = 0
 
     def __post_init__(self) -> None:
         rng = np.random.default_rng(self.seed)
         self.scale = self.dim**-0.5
-        self.q = (rng.normal(size=(TOKENS, self.heads, self.dim)) * self.sharpness).astype(np.float32)
-        self.k, self.v = rng.normal(size=(2, TOKENS, self.kv_heads, self.dim)).astype(np.float32)
-        if self.lossless:
-            for values in (self.k, self.v):
+        self.q = rng.normal(size=(TOKENS + 1, self.heads, self.dim)).astype(np.float32)
+        self.k, self.v = rng.normal(size=(2, TOKENS + 1, self.kv_heads, self.dim)).astype(np.float32)
+        for values in (self.k, self.v):
+            if self.lossless:
                 values.view(np.uint32)[...] &= 0xFFFF0000
+            values[NOTHING] = np.nan
+        self.q[NOTHING] = np.nan
 
     def program(self) -> tuple[MemoryFile, Program]:
         file = MemoryFile()
         small = Small(file, PagedKV(1, self.kv_heads, self.dim))
-        q, k, v = (small.input(n, t.reshape(TOKENS, -1)) for n, t in (("q", self.q), ("k", self.k), ("v", self.v)))
+        q, k, v = (small.input(n, t.reshape(len(t), -1)) for n, t in (("q", self.q), ("k", self.k), ("v", self.v)))
         out = Value("o", Rows.TOKENS, self.heads * self.dim)
         small.builder.add(Attend(q, k, v, out, 0, self.heads, self.kv_heads, self.dim, self.scale))
-        return file, small.finish([out], TOKENS)
+        return file, small.finish([out], TOKENS + 1)
 
     def bound(self, tokens: Sequence[int], rows: int, stored: float) -> Floats:
         """For the last `rows` positions of a sequence, (rows, heads * dim)."""
@@ -82,14 +85,16 @@ def steps(rng: np.random.Generator) -> Iterator[tuple[Step, list[list[int]]]]:
 @pytest.mark.parametrize(("heads", "kv_heads"), HEADS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_mixed_steps_over_shuffled_pages(kind: str, heads: int, kv_heads: int, dim: int) -> None:
-    kv_type, stored = KINDS[kind]
-    a = Attention(heads, kv_heads, dim, lossless=stored == 0)
+    kv_type, lossless, stored = KINDS[kind]
+    a = Attention(heads, kv_heads, dim, lossless)
     file, program = a.program()
     table, width = shuffled(3, 3), heads * dim
     levels = {
         level: native(file, program, pages=18, level=level, kv_type=kv_type, max_rows=96, threads=1 + dim % 3)
         for level in _native.levels()
     }
+    for executor in levels.values():  # whatever an earlier step left behind is no number
+        executor.forward(Step([Segment(0, 0, [NOTHING] * 96, Want.NONE)]), table)
     exact = reference(file, program, pages=18)
     for step, histories in steps(np.random.default_rng(dim)):
         want = exact.forward(step, table)[:, :width]
@@ -117,8 +122,8 @@ def chunked(executor: Executor, tokens: Sequence[int], table: NDArray[np.int32],
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(1, 1, 2), (4, 2, 24), (9, 3, 64)])
 def test_contexts_around_pages_and_splits(heads: int, kv_heads: int, dim: int, kind: str) -> None:
     """Rows at each of CONTEXTS, read as decodes, as ends of chunks and inside one long chunk: the same bits."""
-    kv_type, stored = KINDS[kind]
-    a = Attention(heads, kv_heads, dim, lossless=stored == 0)
+    kv_type, lossless, stored = KINDS[kind]
+    a = Attention(heads, kv_heads, dim, lossless)
     file, program = a.program()
     tokens = np.random.default_rng(dim).integers(0, TOKENS, CONTEXTS[-1]).tolist()
     table, width = shuffled(1, 35), heads * dim
@@ -144,7 +149,7 @@ def test_scores_far_apart(falling: bool) -> None:
     # Key t points along the query with a length that changes by t: scores from 0 to 160.
     a.q[...] = 0.0
     a.q[..., 0] = 4.0
-    a.k[..., 0] = np.linspace(0, 160, TOKENS)[:: -1 if falling else 1, None]
+    a.k[:TOKENS, :, 0] = np.linspace(0, 160, TOKENS)[:: -1 if falling else 1, None]
     file, program = a.program()
     tokens, table = list(range(TOKENS)), shuffled(1, 8)
     exact = reference(file, program, pages=16).forward(Step([Segment(0, 0, tokens, Want.ALL)]), table)

@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 U = 2.0**-24
 TOP = 127 * 128  # of a quantised activation
 EXP = 4 * U  # relative error of the kernels' exp: 2 ulp
-BF16 = 2.0**-9  # relative error of an element stored as bf16, which keeps eight significant bits
+BF16 = 2.0**-8  # relative error of an element stored as bf16: its roundoff, for eight significant bits
 
 
 def gamma(n: int) -> float:

@@ -3,7 +3,7 @@
 import argparse
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 from phaseline.cli.options import (
@@ -55,32 +55,31 @@ def run(args: argparse.Namespace) -> int:
 
     with closing(load(args.model, **load_options(args))) as engine:
         conversation = Conversation(engine, params, sys.stderr if args.json else sys.stdout)
-        for line in _lines(asking=not args.json and sys.stdin.isatty() and sys.stdout.isatty()):
-            if line.startswith("/"):
-                if not conversation.obey(line):
-                    break
-            elif line.strip():
-                conversation.say(line.strip())
+        with suppress(KeyboardInterrupt):  # where no answer is on its way, Ctrl-C leaves
+            for line in _lines(asking=not args.json and sys.stdin.isatty() and sys.stdout.isatty()):
+                if line.startswith("/"):
+                    if not conversation.obey(line):
+                        break
+                elif line.strip():
+                    conversation.say(line.strip())
+        if sys.stdout.isatty():
+            print()  # the shell's prompt then begins a line
         if args.json or args.out:
             emit(args, conversation.record() | answer_facts(args, engine))
     return 0
 
 
 def _lines(*, asking: bool) -> Iterator[str]:
-    """Lines of standard input, edited with readline at a terminal; they end with it, and with Ctrl-C."""
+    """Lines of standard input, edited with readline at a terminal."""
     if asking:
         import readline  # noqa: F401 (lends its editing to input)
 
         print("/help lists the commands, Ctrl-D leaves.", file=sys.stderr)
     # A byte that is not UTF-8 then reaches the tokenizer, which refuses it by name.
     sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")  # type: ignore[union-attr]
-    while True:
-        try:
+    with suppress(EOFError):
+        while True:
             yield input("> " if asking else "")
-        except (EOFError, KeyboardInterrupt):
-            if asking:
-                print()
-            return
 
 
 class Conversation:

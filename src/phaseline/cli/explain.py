@@ -31,7 +31,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     add_model(parser)
     group = parser.add_argument_group("step")
-    group.add_argument("--context", type=int, metavar="N", default=512, help="length of the prompt, in tokens (512)")
+    group.add_argument("--context", type=int, metavar="N", help="length of the prompt, in tokens (512, or what fits)")
     group.add_argument("--batch", type=int, metavar="N", default=1, help="streams that the decode step serves (1)")
     add_memory_options(group)
     parser.add_argument("--ops", action="store_true", help="show each layer by itself, even where many are alike")
@@ -45,9 +45,12 @@ def run(args: argparse.Namespace) -> int:
 
     check_out(args)
     model, program = read_model(args.model)
+    longest = program.context - 1  # the decode step needs one more position
+    if args.context is None:
+        args.context = min(512, longest)
     _check("chunk", args.chunk, 1 << 30)
     _check("batch", args.batch, _MOST_STREAMS)
-    _check("context", args.context, program.context - 1)  # the decode step needs one more position
+    _check("context", args.context, longest)
     phases = _phases(program, args)
     record = {
         "model": model,
@@ -129,13 +132,13 @@ def _fit(program: "Program", args: argparse.Namespace) -> dict[str, Any]:
 def _print(record: Mapping[str, Any], program: "Program", phases: Sequence[Phase], *, every: bool) -> None:
     from rich.console import Console
 
+    from phaseline.cli.facts import headline, si
+
     console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False, markup=False)
-    model = record["model"]
-    size = f"{model['layers']} layers, {model['parameters'] / 1e6:.0f} M parameters"
-    console.print(f"{model['name']}: {model['arch']}, {size}", soft_wrap=True)
+    console.print(headline(record["model"]), soft_wrap=True)
     console.print(_table(program, phases, every=every))
     for phase in phases:
-        flops, moved = _si(phase.whole.flops), _si(phase.whole.bytes)
+        flops, moved = si(phase.whole.flops), si(phase.whole.bytes)
         intensity = f"{phase.whole.flops / phase.whole.bytes:.3g} FLOP/byte"
         size = f"{phase.work.rows} row{'s' * (phase.work.rows > 1)} at context {record['context']}"
         console.print(f"{phase.name}: {size}, {flops}FLOP over {moved}B: {intensity}", soft_wrap=True)
@@ -165,7 +168,9 @@ def _table(program: "Program", phases: Sequence[Phase], *, every: bool) -> "Tabl
 
 
 def _cells(rows: int, cost: "Cost") -> list[str]:
-    return [_si(amount) for amount in (rows, cost.flops, cost.weight_bytes, cost.state_bytes)]
+    from phaseline.cli.facts import si
+
+    return [si(amount) for amount in (rows, cost.flops, cost.weight_bytes, cost.state_bytes)]
 
 
 def _blocks(program: "Program", phases: Sequence[Phase], *, every: bool) -> Iterator[tuple[list[int], list[int]]]:
@@ -198,13 +203,3 @@ def _verdict(record: Mapping[str, Any]) -> str:
         f"{fit['weights'] / 2**20:.1f} MiB and {fit['kv_per_token'] / 2**10:.1f} KiB of keys and values per position; "
         f"room for a context of up to {fit['longest_context']}, or {fit['most_streams']} streams of {context}"
     )
-
-
-def _si(amount: float) -> str:
-    """An amount with its decimal prefix; nothing for nothing."""
-    if not amount:
-        return ""
-    power = 0
-    while amount >= 999.5 and power < 5:
-        amount, power = amount / 1000, power + 1
-    return f"{amount:.3g} {'kMGTP'[power - 1] if power else ''}"

@@ -74,23 +74,19 @@ def _progress() -> Iterator[Callable[[int, int, str], None]]:
 def _print(record: Mapping[str, Any]) -> None:
     from rich.console import Console
 
+    from phaseline.cli.facts import headline
+
     console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False, markup=False)
-    for line in _head(record):
-        console.print(line, soft_wrap=True)
+    machine, build = record["machine"], record["build"]
+    console.print(headline(record["model"]), soft_wrap=True)
+    console.print(f"on {machine['cpu'] or 'an unnamed processor'}, {build['threads']} threads, {build['level']}")
+    console.print(
+        f"by phaseline {record['version']}; rounds: {record['rounds']}; times are medians ± median deviations"
+    )
     console.print(_table(record["results"]))
     console.print(_ceilings(record["machine"]["ceilings"]), soft_wrap=True)
     for ratio in record["phase_ratios"]:
         console.print(_sentence(ratio), soft_wrap=True)
-
-
-def _head(record: Mapping[str, Any]) -> list[str]:
-    model, machine, build = record["model"], record["machine"], record["build"]
-    formats = ", ".join(f"{size / 1e6:.1f} MB {name}" for name, size in model["weight_bytes"].items())
-    return [
-        f"{model['name']}: {model['arch']}, {model['parameters'] / 1e6:.0f} M parameters ({formats})",
-        f"on {machine['cpu'] or 'an unnamed processor'}, {build['threads']} threads, {build['level']}",
-        f"by phaseline {record['version']}; rounds: {record['rounds']}; times are medians ± their median deviation",
-    ]
 
 
 def _table(rows: list[Mapping[str, Any]]) -> "Table":
@@ -126,9 +122,14 @@ def _table(rows: list[Mapping[str, Any]]) -> "Table":
 
 def _ceilings(ceilings: Mapping[str, Any]) -> str:
     reads = ", ".join(f"{r['bytes_per_s'] / 1e9:.1f} at {r['footprint'] / 1e6:.0f} MB" for r in ceilings["read"])
-    return (
-        f"ceilings: {ceilings['float_flops'] / 1e9:.1f} GFLOP/s float32, {ceilings['quant_flops'] / 1e9:.1f} GFLOP/s "
-        f"quantised, reading {reads} (GB/s), a meeting of all threads {ceilings['meeting'] * 1e6:.1f} µs"
+    return "; ".join(
+        [
+            f"ceilings: {ceilings['float_flops'] / 1e9:.1f} GFLOP/s float32",
+            f"{ceilings['quant_flops'] / 1e9:.1f} GFLOP/s quantised",
+            f"reading, in GB/s, {reads}",
+            f"a step without rows {ceilings['empty_plan'] * 1e6:.0f} µs as one call",
+            f"{ceilings['empty_eager'] * 1e6:.0f} µs with a call per operation",
+        ]
     )
 
 

@@ -68,14 +68,6 @@ void bind_ceilings(nb::module_& m) {
         team.run([&](int t) { std::fill_n(data.get() + size_t(t) * share, share, uint8_t(1)); });
         return rate(team, seconds, [&](int t) { return k.read(data.get() + size_t(t) * share, share); });
     }, "team"_a, "level"_a, "bytes"_a, "seconds"_a, "B/s of reading a buffer of that size again and again.");
-    m.def("barrier_seconds", [](Team& team, long barriers) {
-        nb::gil_scoped_release unlocked;
-        const auto start = Clock::now();
-        team.run([&](int) {
-            for (long i = 0; i < barriers; i++) team.barrier();
-        });
-        return seconds_since(start) / double(std::max(1L, barriers));
-    }, "team"_a, "barriers"_a, "Seconds per meeting of all threads: an operation without work costs two or three.");
 }
 
 }  // namespace phaseline

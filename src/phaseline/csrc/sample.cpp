@@ -9,6 +9,7 @@
 #include <cfloat>
 #include <climits>
 #include <cmath>
+#include <limits>
 #include <numbers>
 #include <numeric>
 #include <string>
@@ -96,7 +97,7 @@ void Row::read(const float* logits, size_t number) {
         const float* first = std::find_if(logits, logits + vocab_, [](float z) { return std::isnan(z); });
         throw LogitsError(where + "NaN at token " + std::to_string(first - logits));
     }
-    if (max_ == INF) throw LogitsError(where + "infinite at token " + std::to_string(argmax()));
+    if (max_ == INF) throw LogitsError(where + "+inf at token " + std::to_string(argmax()));
     throw LogitsError(where + "all are -inf, no token can be chosen");
 }
 
@@ -185,7 +186,7 @@ Rank Row::kth(size_t k) const {
 
 Rank Row::within(double distance) const { return {float(max_ - distance), INT_MAX}; }
 
-// Sixteenths of a halving of the mass below the first token's; no token has one of a larger logit's bins.
+// How far below the first token, in sixteenths of a halving of the mass: never less for a smaller logit.
 size_t Row::bin(float logit) const { return size_t(std::min((max_ - logit) * scale_, float(REACH)) * 16); }
 
 Rank Row::nucleus(Rank cut, double share) const {

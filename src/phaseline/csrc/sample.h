@@ -5,14 +5,13 @@
 #include <nanobind/nanobind.h>
 
 #include <cstdint>
-#include <limits>
 #include <stdexcept>
 #include <utility>
 #include <vector>
 
 namespace phaseline {
 
-// The logits leave no token to choose: a NaN, an infinite one, or all excluded.
+// The logits have no softmax: a NaN, a +inf, or all -inf.
 struct LogitsError : std::runtime_error {
     using std::runtime_error::runtime_error;
 };

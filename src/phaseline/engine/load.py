@@ -4,6 +4,7 @@ from pathlib import Path
 
 from phaseline.engine.engine import Engine
 from phaseline.engine.memory import fit
+from phaseline.engine.policy import policy_named
 from phaseline.engine.scheduler import Scheduler
 from phaseline.errors import RequestError, UnsupportedError
 from phaseline.execute.base import Executor
@@ -50,16 +51,27 @@ def load(
     threads = _positive("threads", usable_cores() if threads is None else threads, 512)
     chunk = _positive("chunk", chunk, 1 << 16)
     max_running = _positive("max_running", max_running, 4096)
+    context = None if context is None else _positive("context", context, 1 << 30)
+    memory = None if memory is None else _positive("memory", memory, 1 << 60)
+    policy_named(policy)
     if mode == "walk":
         chunk = 1
-    if numerics == "reference" and (mode in ("eager", "layer") or level is not None):
+    reference = numerics == "reference"
+    if reference and (mode in ("eager", "layer") or level is not None):
         raise UnsupportedError("numerics reference runs in numpy: it has no mode eager or layer and no level")
     with open_gguf(resolve(str(model))) as file:
         program = model_program(file)[1]
         tokenizer = Tokenizer.from_metadata(file.metadata)
-        room = fit(program, context=context, memory=memory, kv_type=kv_type, max_running=max_running)
+        room = fit(
+            program,
+            context=context,
+            memory=memory,
+            kv_type="f32" if reference else kv_type,
+            max_running=max_running,
+            decoded=reference,
+        )
         executor: Executor
-        if numerics == "reference":
+        if reference:
             executor = ReferenceExecutor(file, program, room.pages)
         else:
             executor = NativeExecutor(

@@ -1,5 +1,6 @@
 """What fits: weights, pages and streams in the memory there is, decided before anything is allocated."""
 
+import math
 from dataclasses import dataclass
 
 from phaseline.errors import CapacityError
@@ -41,16 +42,18 @@ def fit(
     memory: int | None = None,
     kv_type: str = "bf16",
     max_running: int = 16,
+    decoded: bool = False,
 ) -> Fit:
     """Size the page pool. Raises CapacityError, naming what would fit, where one full context does not.
 
     `context` defaults to the model's own, shortened to what fits; a stated one is kept or refused. `memory` is all
     that the engine may take, weights included; by default what the host says is available. The pool takes no more
-    than `max_running` full contexts; its memory is touched only as pages are used.
+    than `max_running` full contexts; its memory is touched only as pages are used. `decoded`: weights are held as
+    float32 instead of as in the file.
     """
     size = NativeExecutor.page_size
     budget = available_memory() if memory is None else memory
-    weights = weight_bytes(program)
+    weights = _float32_bytes(program) if decoded else weight_bytes(program)
     per_token = padded_state(program.state).elements(1) * KV_TYPES[kv_type].itemsize
     room = budget - weights - _RESERVE
     longest = max(0, room) // (per_token * size) * size  # tokens that whole pages can hold
@@ -58,10 +61,16 @@ def fit(
         raise CapacityError(f"context {context} is not possible: this model holds 1 to {program.context} positions")
     wanted = context or min(program.context, longest)
     if wanted < 1 or longest < wanted:
+        least = -(-(weights + _RESERVE + per_token * size) // 2**20)
+        cure = f"a context of {longest} tokens would fit" if longest else f"at least {least} MiB are needed"
         raise CapacityError(
             f"the model does not fit: weights {weights / _GB:.2f} GiB, {_RESERVE / _GB:.2f} GiB of working memory and "
             f"{(context or 1) * per_token / _GB:.2f} GiB of keys and values for a context of {context or 1} tokens, in "
-            f"{budget / _GB:.2f} GiB; a context of {longest} tokens would fit"
+            f"{budget / _GB:.2f} GiB; {cure}"
         )
     pages = min(longest // size, max_running * -(-wanted // size))
     return Fit(budget, weights, per_token, wanted, pages, size)
+
+
+def _float32_bytes(program: Program) -> int:
+    return sum(4 * math.prod(w.shape) for w in program.weights().values())

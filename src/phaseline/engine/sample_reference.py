@@ -95,7 +95,8 @@ def masses(logits: NDArray[np.float32], temperature: float) -> NDArray[np.uint64
     series = np.zeros_like(power)
     for k in range(7, -1, -1):
         series = series * (power - n) + np.float32(math.log(2) ** k / math.factorial(k))
-    return np.rint(np.ldexp(series.astype(np.float64), n.astype(int) + 40)).astype(np.uint64)
+    scaled: NDArray[np.float64] = np.ldexp(series.astype(np.float64), n.astype(int) + 40)
+    return np.rint(scaled).astype(np.uint64)
 
 
 def log_softmax(logits: NDArray[Any]) -> NDArray[np.float64]:

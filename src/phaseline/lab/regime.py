@@ -12,7 +12,6 @@ from phaseline.program.ir import Program
 from phaseline.program.ops import Cost, Linear, Work
 
 NEAR = 0.5  # share of the measured time that a bound must explain before its name is given
-MEETINGS_PER_OP = 2  # of the threads: after the input is prepared, and at the end
 _PLAIN = ("F32", "F16", "BF16")
 
 
@@ -34,9 +33,9 @@ class Bounds:
         return (name if fraction >= NEAR else "unknown"), fraction
 
 
-def bounds(program: Program, steps: Sequence[Work], ceilings: Ceilings) -> Bounds:
+def bounds(program: Program, steps: Sequence[Work], ceilings: Ceilings, mode: str = "chunk") -> Bounds:
     """Bounds of a sequence of steps. Products of quantised weights are held against that ceiling, all else
-    against float32; bytes against the read rate at the footprint of one step."""
+    against float32; bytes against the read rate at the footprint of one step; launches against empty steps."""
     total, compute, bandwidth, launch = Cost(), 0.0, 0.0, 0.0
     for work in steps:
         step = Cost()
@@ -46,6 +45,7 @@ def bounds(program: Program, steps: Sequence[Work], ceilings: Ceilings) -> Bound
             compute += cost.flops / (ceilings.quant_flops if quantised else ceilings.float_flops)
             step += cost
         bandwidth += step.bytes / ceilings.read_at(step.bytes)
-        launch += len(program.ops) * MEETINGS_PER_OP * ceilings.meeting
+        launches = work.rows if mode == "layer" else 1  # that mode runs every layer once per row
+        launch += launches * (ceilings.empty_eager if mode == "eager" else ceilings.empty_plan)
         total += step
     return Bounds(total, compute, bandwidth, launch)

@@ -184,7 +184,7 @@ def _sample(system: PhaselineSystem, cell: Cell, jobs: Sequence[Job], chunk: int
 
 def _row(program: Program, cell: Cell, samples: _Samples, ceilings: Ceilings, kv_bytes: float) -> dict[str, Any]:
     seconds = median(samples.seconds)
-    least = bounds(program, cell.steps(kv_bytes), ceilings)
+    least = bounds(program, cell.steps(kv_bytes), ceilings, cell.mode)
     limit, fraction = least.limit(seconds)
     made = cell.tokens if cell.phase == "prefill" else cell.streams
     return {

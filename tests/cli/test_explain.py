@@ -1,0 +1,76 @@
+"""`phaseline explain`: the priced program and what fits."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.command import Run
+from support.tiny import write_llama
+
+MATRICES = 2 * (64 * (64 + 2 * 32) + 64 * 64 + 3 * 64 * 128)  # elements, of both layers of the tiny model
+HEAD = 320 * 64
+
+
+@pytest.fixture
+def explain(phaseline: Run, tiny: str) -> Any:
+    def make(*args: str) -> dict[str, Any]:
+        done = phaseline("explain", tiny, *args, "--json")
+        assert (done.returncode, done.stderr) == (0, "")
+        return dict(json.loads(done.stdout))
+
+    return make
+
+
+def test_every_operation_is_priced_in_both_phases(explain: Any) -> None:
+    found = explain("--chunk", "100", "--context", "300", "--batch", "4")
+    for phase, rows, wanted, starts in (("prefill", 100, 1, [(200, 100)]), ("decode", 4, 4, [(300, 1)] * 4)):
+        ops = [op for op in found["ops"] if op["phase"] == phase]
+        total = found["phases"][phase]
+        for key in ("flops", "weight_bytes", "state_bytes"):
+            assert total[key] == pytest.approx(sum(op[key] for op in ops))
+        assert total["rows"] == rows and ops[0]["rows"] == rows and ops[-1]["rows"] == wanted
+        products = sum(op["flops"] for op in ops if "linear" in op["op"])
+        assert products == 2 * (rows * MATRICES + wanted * HEAD)
+        # each segment reads its context and writes its own rows: two layers, two heads of 16, keys and values, bf16
+        assert total["state_bytes"] == 2 * 2 * 2 * 16 * 2 * sum(start + 2 * n for start, n in starts)
+        moved = total["weight_bytes"] + total["state_bytes"]
+        assert total["flops_per_byte"] == pytest.approx(total["flops"] / moved)
+
+
+def test_a_wider_state_moves_more(explain: Any) -> None:
+    narrow, wide = (explain("--kv-type", kind)["phases"]["decode"]["state_bytes"] for kind in ("bf16", "f32"))
+    assert wide == 2 * narrow
+
+
+def test_alike_layers_are_folded(phaseline: Run, tiny: str) -> None:
+    folded, every = (phaseline("explain", tiny, "--memory", "1GiB", *ops) for ops in ((), ("--ops",)))
+    assert "layers 0-1, each" in folded.stdout and "blk.*.attn_q.weight" in folded.stdout
+    assert " layer 1 " in every.stdout and "blk.1.attn_q.weight" in every.stdout
+    assert folded.stdout.splitlines()[-3:] == every.stdout.splitlines()[-3:]
+    assert "FLOP/byte" in folded.stdout and "fits" in folded.stdout
+
+
+def test_layers_of_other_formats_are_shown_apart(phaseline: Run, tmp_path: Path) -> None:
+    mixed = write_llama(tmp_path / "mixed.gguf", layers=4, formats={"blk.1.ffn_down": "Q8_0", "blk.2.ffn_down": "Q8_0"})
+    shown = phaseline("explain", str(mixed)).stdout
+    heads = [line.strip() for line in shown.splitlines() if line.startswith(" layer")]
+    assert heads == ["layer 0", "layers 1-2, each", "layer 3"]
+
+
+def test_what_fits(explain: Any) -> None:
+    fit = explain("--context", "1000", "--batch", "3", "--memory", "260MiB")["fit"]
+    room = 260 * 2**20 - fit["weights"]
+    assert fit["memory"] == 260 * 2**20 and fit["fits"] is True
+    assert 3 <= fit["most_streams"] <= room / (1000 * fit["kv_per_token"])
+    assert fit["longest_context"] * fit["kv_per_token"] <= room
+    many = explain("--context", "1000", "--memory", "260MiB", "--batch", str(fit["most_streams"] + 1))["fit"]
+    assert many == fit | {"fits": False}
+
+
+def test_what_does_not_fit_says_why(phaseline: Run, explain: Any, tiny: str) -> None:
+    fit = explain("--memory", "1MiB")["fit"]
+    assert fit["fits"] is False and "weights" in fit["reason"]
+    shown = phaseline("explain", tiny, "--memory", "1MiB")
+    assert shown.returncode == 0 and "does not fit: " in shown.stdout

@@ -1,0 +1,41 @@
+"""`phaseline measure`: the table and the record."""
+
+import json
+from pathlib import Path
+
+from support.command import Run
+
+ROW = {
+    *("phase", "mode", "tokens", "context", "streams", "chunk", "seconds"),
+    *("tok_s", "flops", "bytes", "limit", "fraction"),
+}
+
+
+def test_the_table_and_the_record_of_one_measurement(phaseline: Run, plain: str, tmp_path: Path) -> None:
+    out = tmp_path / "measure.json"
+    done = phaseline("measure", plain, "--repeats", "2", "--out", str(out), "--threads", "1", "--chunk", "100")
+    record = json.loads(out.read_text())
+    assert (done.returncode, done.stderr) == (0, "")  # no terminal: no progress
+
+    assert record["model"]["name"] == plain and record["build"]["threads"] == 1
+    assert record["machine"]["ceilings"]["float_flops"] > 0
+    rows = record["results"]
+    assert all(row.keys() >= ROW and len(row["seconds"]) == 2 for row in rows)
+    assert {row["phase"] for row in rows} == {"prefill", "decode"}
+    assert {row["mode"] for row in rows} == {"walk", "eager", "layer", "chunk"}
+    assert {row["limit"] for row in rows} <= {"launch", "bandwidth", "compute", "capacity", "unknown"}
+    assert {row["chunk"] for row in rows if row["mode"] == "chunk"} == {100}
+
+    lines = done.stdout.splitlines()
+    assert plain in lines[0] and "1 threads" in lines[1] and "rounds: 2" in lines[2]
+    for row in rows:
+        assert any(line.split()[:2] == [row["phase"], row["mode"]] and f"{row['tok_s']:.1f}" in line for line in lines)
+    assert any(line.startswith("ceilings: ") for line in lines)
+    for ratio in record["phase_ratios"]:
+        assert any(line.startswith(f"{ratio['mode']}: ") and f"{ratio['ratio']:.2g} times" in line for line in lines)
+
+
+def test_json_is_all_there_is_on_standard_output(phaseline: Run, plain: str) -> None:
+    done = phaseline("measure", plain, "--repeats", "1", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["rounds"] == 1

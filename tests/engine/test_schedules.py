@@ -1,0 +1,244 @@
+"""The schedule does not change the answer.
+
+On the reference executor (float64) every schedule gives the same tokens. On the native one it gives the same bits of
+every row of logits, so that sampled tokens agree as well. What each request brings alone, token by token, is the truth.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from phaseline.engine.types import Request, SamplingParams
+from phaseline.execute.base import Executor
+from phaseline.execute.native import NativeExecutor
+from phaseline.execute.reference import ReferenceExecutor
+from phaseline.families import model_program
+from phaseline.files.gguf import GGUFFile, open_gguf
+from support.schedules import Alone, Bench
+from support.tiny import write_llama
+
+CHUNKS = [1, 7, 64, 256, 1000]  # the last takes any prompt whole
+CONTEXT, PAGE, POOL, VOCAB = 640, 32, 160, 320
+POLICIES = ["mixed", "prefill-first", "decode-first"]
+SAMPLED: dict[str, Any] = {"temperature": 1.0, "top_p": 0.95, "frequency_penalty": 0.3, "repetition_penalty": 1.1}
+
+
+@dataclass
+class Backend:
+    """Executors over one tiny model, each made once."""
+
+    file: GGUFFile
+    bits: bool  # whether schedules agree to the bit
+    alone: Alone = field(init=False)
+    _made: dict[tuple[Any, ...], Executor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.alone = Alone(self.executor(), POOL)
+
+    def executor(self, mode: str = "chunk", threads: int = 1, kv_type: str = "bf16") -> Executor:
+        wanted = (mode, threads, kv_type) if self.bits else ()
+        if wanted not in self._made:
+            program = model_program(self.file)[1]
+            self._made[wanted] = (
+                NativeExecutor(self.file, program, POOL, max_rows=1100, mode=mode, threads=threads, kv_type=kv_type)
+                if self.bits
+                else ReferenceExecutor(self.file, program, POOL, np.float64)
+            )
+        return self._made[wanted]
+
+    def check(self, bench: Bench, requests: Sequence[Request], every: int = 0) -> None:
+        """Serve the requests on `bench`; each must get what it gets alone."""
+        self.alone.check(requests, bench.run(requests, every=every), bits=self.bits)
+        bench.table.clear_cache()
+        bench.check_idle()
+
+
+@pytest.fixture(scope="module", params=["reference", "native"])
+def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
+    path = tmp_path_factory.mktemp("schedules") / f"{request.param}.gguf"
+    if request.param == "reference":
+        write_llama(path, context=CONTEXT, vocab=VOCAB)
+    else:  # formats of every kind of kernel: plain, blocks with and without a minimum, super-blocks
+        formats = {"attn_q": "Q5_0", "attn_v": "Q4_K", "attn_output": "F16", "ffn_down": "Q6_K", "output": "Q8_0"}
+        write_llama(path, context=CONTEXT, vocab=VOCAB, format="Q4_1", formats=formats, width=256, ff=256)
+    with open_gguf(path) as file:
+        yield Backend(file, bits=request.param == "native")
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return [int(t) for t in np.random.default_rng(seed).integers(2, VOCAB, length)]
+
+
+def request(name: str, tokens: list[int], max_tokens: int = 4, **params: Any) -> Request:
+    return Request(name, tokens, SamplingParams(max_tokens=max_tokens, seed=len(tokens), **params))
+
+
+def mixed_batch() -> list[Request]:
+    """Eight requests of mixed lengths and ways to sample."""
+    lengths = (1, 31, 32, 33, 200, 7, 65, 520)
+    return [
+        request(f"r{i}", prompt(n, seed=i), max_tokens=3 + i, **(SAMPLED if i % 2 else {}))
+        for i, n in enumerate(lengths)
+    ]
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_prompts_around_multiples_of_the_chunk(backend: Backend, chunk: int) -> None:
+    around = min(chunk, 300)
+    for length in sorted({max(1, k * around + d) for k in (1, 2) for d in (-1, 0, 1)}):
+        bench = Bench(backend.executor(), chunk=chunk, pages=POOL)
+        backend.check(bench, [request("r", prompt(length), **SAMPLED)])
+        prefills = [step for step in bench.recorder.steps if step.segments[0].start < length]
+        assert len(prefills) == -(-length // chunk)
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_every_row_of_a_prompt_is_the_walks(backend: Backend, chunk: int) -> None:
+    scored = request("r", prompt(150), prompt_logprobs=0)
+    backend.check(Bench(backend.executor(), chunk=chunk, pages=POOL), [scored])
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("chunk", [1, 7, 64, 1000])
+def test_a_batch_of_eight_mixed_lengths(backend: Backend, chunk: int, policy: str) -> None:
+    for every, threads in ((0, 1), (2, 2)):
+        bench = Bench(backend.executor(threads=threads), chunk=chunk, pages=POOL, policy=policy)
+        backend.check(bench, mixed_batch(), every=every)
+        assert max(len(step.segments) for step in bench.recorder.steps) > 1
+
+
+@pytest.mark.parametrize("mode", ["eager", "layer", "chunk"])
+@pytest.mark.parametrize("backend", ["native"], indirect=True)
+def test_every_way_to_read_a_prompt_is_the_walk_bit_for_bit(backend: Backend, mode: str) -> None:
+    for threads, chunk in ((1, 7), (2, 64), (1, 1000)):
+        bench = Bench(backend.executor(mode, threads), chunk=chunk, pages=POOL)
+        backend.check(bench, mixed_batch())
+
+
+@pytest.mark.parametrize("backend", ["native"], indirect=True)
+def test_the_state_in_float32_keeps_the_promise_too(backend: Backend) -> None:
+    executor = backend.executor(kv_type="f32")
+    alone = Alone(executor, POOL)
+    batch = mixed_batch()
+    alone.check(batch, Bench(executor, chunk=7, pages=POOL).run(batch), bits=True)
+    assert alone(batch[4]) != backend.alone(batch[4])  # it is another state, not another name
+
+
+@pytest.mark.parametrize("off", [-1, 0, 1])
+@pytest.mark.parametrize("pages", [1, 2, 5, 16])
+def test_a_prefix_hit_at_page_multiples_and_one_off(backend: Backend, pages: int, off: int) -> None:
+    length, whole = PAGE * pages + off, prompt(600)
+    hit = request("hit", whole[:length], **SAMPLED)
+    strayed = request("strayed", [*whole[:length], 5, 6, 7], **SAMPLED)
+    bench = Bench(backend.executor(), chunk=64, pages=POOL)
+    bench.run([request("first", whole)])
+    backend.check(bench, [hit, strayed])
+    assert bench.recorder.answers["hit", 0].cached == (length - 1) // PAGE * PAGE
+    assert bench.recorder.answers["strayed", 0].cached == length // PAGE * PAGE
+
+
+def test_what_was_generated_is_a_prefix_too(backend: Backend) -> None:
+    bench = Bench(backend.executor(), chunk=64, pages=POOL)
+    turn = request("turn", prompt(50), max_tokens=40, ignore_eos=True)
+    answer = bench.run([turn])["turn", 0]
+    following = request("next", [*turn.prompt, *answer.tokens, 5, 6])
+    backend.check(bench, [following])
+    assert bench.recorder.answers["next", 0].cached == 64
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_preemption_in_a_pool_too_small_for_two(backend: Backend, chunk: int, policy: str) -> None:
+    batch = [request(name, prompt(40 + i, seed=i), max_tokens=60, **SAMPLED) for i, name in enumerate("abc")]
+    bench = Bench(backend.executor(), chunk=chunk, pages=5, policy=policy)
+    backend.check(bench, batch)
+    assert bench.preempted
+
+
+@pytest.mark.parametrize(("pages", "preempts"), [(POOL, False), (6, True)])
+@pytest.mark.parametrize("chunk", [7, 1000])
+def test_several_completions_of_one_prompt(backend: Backend, chunk: int, pages: int, preempts: bool) -> None:
+    batch = [
+        request("three", prompt(45), max_tokens=30, n=3, **SAMPLED),
+        request("scored", prompt(37, seed=1), max_tokens=20, n=2, prompt_logprobs=0, **SAMPLED),
+        request("one", prompt(45), max_tokens=30),
+    ]
+    bench = Bench(backend.executor(), chunk=chunk, pages=pages)
+    backend.check(bench, batch)
+    assert bench.preempted == preempts
+    drawn = [bench.recorder.answers["three", index].tokens for index in range(3)]
+    assert len({tuple(tokens) for tokens in drawn}) == 3
+
+
+def test_a_pool_of_garbage_is_never_read(backend: Backend) -> None:
+    for pool in (backend.executor()._pool.keys, backend.executor()._pool.values):  # type: ignore[attr-defined]
+        pool.view(np.uint8).fill(0xFF)  # NaN in every type
+    bench = Bench(backend.executor(), chunk=64, pages=POOL)
+    backend.check(bench, mixed_batch())
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> list[Request]:
+    """Requests over few distinct prompts, so that prefixes are shared."""
+    result = []
+    for number in range(draw(st.integers(1, 6))):
+        tokens = prompt(draw(st.integers(0, 70)), seed=0) + prompt(draw(st.integers(1, 40)), seed=1)
+        params = SAMPLED if draw(st.booleans()) else {}
+        result.append(
+            Request(
+                f"r{number}",
+                tokens,
+                SamplingParams(
+                    max_tokens=draw(st.integers(0, 40)),
+                    n=draw(st.sampled_from([1, 1, 1, 2])),
+                    prompt_logprobs=draw(st.sampled_from([None, None, None, 0])),
+                    seed=draw(st.integers(0, 3)),
+                    **params,
+                ),
+            )
+        )
+    return result
+
+
+@settings(max_examples=120)
+@given(
+    batch=requests(),
+    chunk=st.integers(1, 40) | st.sampled_from(CHUNKS),
+    max_running=st.integers(2, 6),
+    pages=st.integers(5, 12) | st.just(POOL),
+    policy=st.sampled_from(POLICIES),
+    mode=st.sampled_from(["chunk", "eager", "layer"]),
+    threads=st.integers(1, 2),
+    due=st.lists(st.integers(0, 12), min_size=6, max_size=6),
+    aborts=st.dictionaries(st.integers(0, 20), st.integers(0, 5), max_size=2),
+)
+@pytest.mark.parametrize("backend", ["native"], indirect=True)
+def test_any_schedule_gives_each_request_what_it_gets_alone(
+    backend: Backend,
+    batch: list[Request],
+    chunk: int,
+    max_running: int,
+    pages: int,
+    policy: str,
+    mode: str,
+    threads: int,
+    due: list[int],
+    aborts: dict[int, int],
+) -> None:
+    executor = backend.executor(mode, threads)
+    bench = Bench(executor, chunk=chunk, pages=pages, max_running=max_running, policy=policy)
+    for tick in range(max(due) + 1):
+        for arrival, each in zip(due, batch, strict=False):
+            if arrival == tick:
+                bench.engine.submit(each)
+        bench.engine.abort(f"r{aborts.get(tick)}")
+        bench.step()
+    kept = [each for number, each in enumerate(batch) if number not in aborts.values()]
+    for number in aborts.values():
+        bench.engine.abort(f"r{number}")
+    backend.alone.check(kept, bench.run([]), bits=True)
