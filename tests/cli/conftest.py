@@ -2,10 +2,11 @@
 
 import subprocess
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from support.command import COMMAND, Run, Start
+from support.command import COMMAND, ENVIRONMENT, Run, Start
 from support.tiny import write_llama
 
 TEMPLATE = (
@@ -29,10 +30,14 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def phaseline() -> Run:
-    """Run the command to its end."""
+    """Run the command to its end; `options` go to `subprocess.run`."""
 
-    def run(*args: str, input: str = "") -> "subprocess.CompletedProcess[str]":
-        return subprocess.run([*COMMAND, *args], input=input, capture_output=True, encoding="utf-8", timeout=60)
+    def run(*args: str, input: str | bytes = "", **options: Any) -> "subprocess.CompletedProcess[str]":
+        raw = input if isinstance(input, bytes) else input.encode()
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+        done = subprocess.run([*COMMAND, *args], input=raw, env=ENVIRONMENT, timeout=60, **options)
+        texts = ((text or b"").decode() for text in (done.stdout, done.stderr))
+        return subprocess.CompletedProcess(done.args, done.returncode, *texts)
 
     return run
 
@@ -43,8 +48,8 @@ def start() -> Iterator[Start]:
     started: list[subprocess.Popen[str]] = []
 
     def popen(*args: str) -> "subprocess.Popen[str]":
-        pipe = subprocess.PIPE
-        started.append(subprocess.Popen([*COMMAND, *args], stdin=pipe, stdout=pipe, stderr=pipe, encoding="utf-8"))
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        started.append(subprocess.Popen([*COMMAND, *args], env=ENVIRONMENT, encoding="utf-8", **pipes))
         return started[-1]
 
     yield popen

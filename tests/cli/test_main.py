@@ -1,5 +1,6 @@
 """The entry: version, help, refusals, and what is not imported for them."""
 
+import os
 import re
 import subprocess
 import sys
@@ -77,11 +78,11 @@ REFUSED = [
     (("run", "TINY", "\udcff"), "not valid Unicode"),
     (("run", "missing.gguf", "text"), "missing.gguf"),
     (("run", "no such\nname", "text"), "no such"),
-    (("run", "TRUNCATED", "text"), "truncated.gguf"),
+    (("run", "TRUNCATED", "text"), "cut short.gguf"),
     (("chat", "PLAIN"), "no chat template"),
     (("explain", "TINY", "--context", "131072"), "context = 131072"),
     (("explain", "TINY", "--batch", "0"), "batch = 0"),
-    (("explain", "TRUNCATED"), "truncated.gguf"),
+    (("explain", "TRUNCATED"), "cut short.gguf"),
     (("measure", "TINY", "--numerics", "reference"), "reference"),
     (("pull", "unheard-of"), "'unheard-of'"),
 ]
@@ -90,14 +91,12 @@ REFUSED = [
 @pytest.fixture(scope="module")
 def places(tiny: str, plain: str, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     """The files that the names in capitals stand for."""
-    truncated = tmp_path_factory.mktemp("models") / "truncated.gguf"
+    truncated = tmp_path_factory.mktemp("models") / "cut\nshort.gguf"
     truncated.write_bytes(Path(tiny).read_bytes()[:5000])
     return {"TINY": tiny, "PLAIN": plain, "TRUNCATED": str(truncated)}
 
 
-@pytest.mark.parametrize(
-    ("args", "said"), REFUSED, ids=lambda value: " ".join(value) if isinstance(value, tuple) else ""
-)
+@pytest.mark.parametrize(("args", "said"), REFUSED, ids=[" ".join(args) for args, _ in REFUSED])
 def test_what_is_refused_is_told_in_one_line(
     places: Mapping[str, str], capsys: pytest.CaptureFixture[str], args: tuple[str, ...], said: str
 ) -> None:
@@ -119,12 +118,24 @@ def test_a_refusal_is_the_status_of_the_process(
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
 
 
-def test_a_full_disk_is_told_in_one_line(plain: str) -> None:
+@pytest.mark.parametrize("args", [("--version",), ("run", "PLAIN", "text", "--max-tokens", "2"), ("explain", "PLAIN")])
+def test_a_full_disk_is_told_in_one_line(phaseline: Run, places: Mapping[str, str], args: tuple[str, ...]) -> None:
     with open("/dev/full", "w") as full:
-        command = [sys.executable, "-m", "phaseline", "run", plain, "text", "--max-tokens", "2"]
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, encoding="utf-8", timeout=60)
+        done = phaseline(*(places.get(arg, arg) for arg in args), stdout=full)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and "No space left" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "args",
+    [("--help",), ("--version",), ("run", "PLAIN", "text", "--max-tokens", "2", "--json"), ("explain", "PLAIN")],
+)
+def test_a_reader_that_has_gone_is_no_error(phaseline: Run, places: Mapping[str, str], args: tuple[str, ...]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as gone:
+        done = phaseline(*(places.get(arg, arg) for arg in args), stdout=gone)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_choices_are_those_of_load() -> None:

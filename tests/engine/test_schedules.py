@@ -80,7 +80,7 @@ def request(name: str, tokens: list[int], max_tokens: int = 4, **params: Any) ->
 
 def mixed_batch() -> list[Request]:
     """Eight requests of mixed lengths and ways to sample."""
-    lengths = (1, 31, 32, 33, 200, 7, 65, 520)
+    lengths = (1, 31, 32, 33, 150, 7, 65, 97)
     return [
         request(f"r{i}", prompt(n, seed=i), max_tokens=3 + i, **(SAMPLED if i % 2 else {}))
         for i, n in enumerate(lengths)
@@ -89,8 +89,9 @@ def mixed_batch() -> list[Request]:
 
 @pytest.mark.parametrize("chunk", CHUNKS)
 def test_prompts_around_multiples_of_the_chunk(backend: Backend, chunk: int) -> None:
-    around = min(chunk, 300)
-    for length in sorted({max(1, k * around + d) for k in (1, 2) for d in (-1, 0, 1)}):
+    around = min(chunk, 256)
+    most = 2 if around < 256 or backend.bits else 1  # numpy walks long prompts slowly
+    for length in sorted({max(1, k * around + d) for k in range(1, most + 1) for d in (-1, 0, 1)}):
         bench = Bench(backend.executor(), chunk=chunk, pages=POOL)
         backend.check(bench, [request("r", prompt(length), **SAMPLED)])
         prefills = [step for step in bench.recorder.steps if step.segments[0].start < length]
@@ -103,8 +104,9 @@ def test_every_row_of_a_prompt_is_the_walks(backend: Backend, chunk: int) -> Non
     backend.check(Bench(backend.executor(), chunk=chunk, pages=POOL), [scored])
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("chunk", [1, 7, 64, 1000])
+@pytest.mark.parametrize(
+    ("chunk", "policy"), [(1, "mixed"), *((chunk, policy) for chunk in (7, 64, 1000) for policy in POLICIES)]
+)
 def test_a_batch_of_eight_mixed_lengths(backend: Backend, chunk: int, policy: str) -> None:
     for every, threads in ((0, 1), (2, 2)):
         bench = Bench(backend.executor(threads=threads), chunk=chunk, pages=POOL, policy=policy)
@@ -130,9 +132,9 @@ def test_the_state_in_float32_keeps_the_promise_too(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("off", [-1, 0, 1])
-@pytest.mark.parametrize("pages", [1, 2, 5, 16])
+@pytest.mark.parametrize("pages", [1, 2, 5])
 def test_a_prefix_hit_at_page_multiples_and_one_off(backend: Backend, pages: int, off: int) -> None:
-    length, whole = PAGE * pages + off, prompt(600)
+    length, whole = PAGE * pages + off, prompt(PAGE * pages + 70)
     hit = request("hit", whole[:length], **SAMPLED)
     strayed = request("strayed", [*whole[:length], 5, 6, 7], **SAMPLED)
     bench = Bench(backend.executor(), chunk=64, pages=POOL)
@@ -151,8 +153,9 @@ def test_what_was_generated_is_a_prefix_too(backend: Backend) -> None:
     assert bench.recorder.answers["next", 0].cached == 64
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("chunk", [1, 7, 64])
+@pytest.mark.parametrize(
+    ("chunk", "policy"), [(1, "mixed"), *((chunk, policy) for chunk in (7, 64) for policy in POLICIES)]
+)
 def test_preemption_in_a_pool_too_small_for_two(backend: Backend, chunk: int, policy: str) -> None:
     batch = [request(name, prompt(40 + i, seed=i), max_tokens=60, **SAMPLED) for i, name in enumerate("abc")]
     bench = Bench(backend.executor(), chunk=chunk, pages=5, policy=policy)
@@ -205,7 +208,7 @@ def requests(draw: st.DrawFn) -> list[Request]:
     return result
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(
     batch=requests(),
     chunk=st.integers(1, 40) | st.sampled_from(CHUNKS),

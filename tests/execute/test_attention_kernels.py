@@ -90,7 +90,7 @@ def test_mixed_steps_over_shuffled_pages(kind: str, heads: int, kv_heads: int, d
     file, program = a.program()
     table, width = shuffled(3, 3), heads * dim
     levels = {
-        level: native(file, program, pages=18, level=level, kv_type=kv_type, max_rows=96, threads=1 + dim % 3)
+        level: native(file, program, pages=18, level=level, kv_type=kv_type, max_rows=96, threads=1 + dim // 16 % 2)
         for level in _native.levels()
     }
     for executor in levels.values():  # whatever an earlier step left behind is no number

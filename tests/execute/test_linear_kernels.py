@@ -11,7 +11,8 @@ from phaseline import _native
 from phaseline.files.quant import FORMATS
 from phaseline.program.ir import Program, Value
 from phaseline.program.ops import RMSNorm, linear
-from support.bounds import U, assert_within, gate_bound, normed_product_bound, product_bound
+from phaseline.program.ops.linear import silu
+from support.bounds import EXP, U, assert_within, gate_bound, normed_product_bound, product_bound
 from support.memory_file import MemoryFile
 from support.small_programs import Small, assert_levels_agree, native, reference, run, same_bits, split
 
@@ -22,6 +23,7 @@ NOTHING = TOKENS
 COLS = {1: (1, 7, 32, 33, 96, 256, 512), 32: (32, 96, 256, 512), 256: (256, 512)}
 CASES = [(name, cols) for name, format in FORMATS.items() for cols in COLS[format.block]]
 Floats = NDArray[np.float64]
+Bounds = Callable[[NDArray[Any]], list[Floats]]  # of each output, for rows of these tokens
 
 
 def inputs(rng: np.random.Generator, cols: int) -> NDArray[np.float32]:
@@ -34,7 +36,7 @@ def inputs(rng: np.random.Generator, cols: int) -> NDArray[np.float32]:
     return x.astype(np.float32)
 
 
-def check(file: MemoryFile, program: Program, outs: list[Value], bounds: Callable[[NDArray[Any]], list[Floats]]) -> None:
+def check(file: MemoryFile, program: Program, outs: list[Value], bounds: Bounds) -> None:
     """All levels within the bounds at 33 rows, and the same bits for any smaller number of rows."""
     tokens = np.random.default_rng(1).permutation(TOKENS)[: ROWS[-1]]
     exact = split(run(reference(file, program), tokens.tolist()), outs)
@@ -85,27 +87,28 @@ def test_norm_before(format: str, cols: int) -> None:
     check(file, program, outs, lambda t: [normed_product_bound(x[t], normed[t], file, w) for w in weights])
 
 
-@pytest.mark.parametrize(
-    ("gate_format", "format", "cols"),
-    [("F32", "F32", 7), ("Q4_1", "Q4_1", 96), ("Q4_K", "Q6_K", 256), ("F16", "BF16", 33), ("F16", "Q4_1", 32), ("Q8_0", "F32", 96)],
-)
+GATES = [("F32", "F32", 7), ("Q4_1", "Q4_1", 96), ("Q4_K", "Q6_K", 256), ("F16", "BF16", 33)]
+MIXED_GATES = [("F16", "Q4_1", 32), ("Q8_0", "F32", 96)]
+
+
+@pytest.mark.parametrize(("gate_format", "format", "cols"), GATES + MIXED_GATES)
 def test_gate_after(gate_format: str, format: str, cols: int) -> None:
     """silu(first) * second, the two in one format or in different ones."""
     rng, file = np.random.default_rng(cols), MemoryFile()
     small, table = Small(file), inputs(rng, cols)
-    x, outs, pairs = small.input("x", table), [], []
+    x, pairs, outs = small.input("x", table), [], list[Value]()
     for n in OUTPUTS:
-        # Gates of ordinary size, and some far out on either side.
-        pair = [file.add_random(rng, f"g{n}", gate_format, n, cols, 0.1), file.add_random(rng, f"u{n}", format, n, cols)]
-        outs += linear(small.builder, x, pair, [f"y{n}"], gate=True)
-        pairs.append(pair)
+        gate = file.add_random(rng, f"g{n}", gate_format, n, cols, 0.1)  # most of ordinary size, some far out
+        pairs.append((gate, file.add_random(rng, f"u{n}", format, n, cols)))
+        outs += linear(small.builder, x, pairs[-1], [f"y{n}"], gate=True)
     exact = table.astype(np.float64)
 
     def bounds(t: NDArray[Any]) -> list[Floats]:
         result = []
         for pair in pairs:
             g, y = (exact[t] @ file.float32(w.name).astype(np.float64).T for w in pair)
-            result.append(gate_bound(g, product_bound(exact[t], file, pair[0]), y, product_bound(exact[t], file, pair[1])))
+            g_bound, y_bound = (product_bound(exact[t], file, w) for w in pair)
+            result.append(gate_bound(g, g_bound, y, y_bound))
         return result
 
     check(file, small.finish(outs, TOKENS + 1), outs, bounds)
@@ -115,7 +118,7 @@ def test_gate_after(gate_format: str, format: str, cols: int) -> None:
 def test_residual_after(format: str, cols: int) -> None:
     rng, file = np.random.default_rng(cols), MemoryFile()
     small, table = Small(file), inputs(rng, cols)
-    x, outs, weights, added = small.input("x", table), [], [], []
+    x, weights, added, outs = small.input("x", table), [], [], list[Value]()
     for n in OUTPUTS:
         added.append(rng.normal(size=(TOKENS + 1, n)).astype(np.float32) * 100)
         weights.append(file.add_random(rng, f"w{n}", format, n, cols))
@@ -134,19 +137,45 @@ def test_residual_after(format: str, cols: int) -> None:
 
 
 @pytest.mark.parametrize("level", _native.levels())
-def test_silu_follows_exp_far_out(level: str) -> None:
-    """For a gate far below zero, silu(g) = g e^g: the kernels' exp shows its relative error."""
-    file = MemoryFile()
+def test_silu_far_out(level: str) -> None:
+    """For a gate far below zero silu(g) = g e^g: the kernels' exp shows its own error, two ulp."""
+    file, g = MemoryFile(), np.linspace(-79, 90, 4096).astype(np.float32)[:, None]
     small = Small(file)
-    g = np.linspace(-87, 90, 4096).astype(np.float32)[:, None]
-    one = [file.add("g", np.ones((1, 1), np.float32)), file.add("u", np.zeros((1, 1), np.float32) + 1)]
-    x = small.input("x", g)
-    (silu,) = linear(small.builder, x, [one[0]], ["g"])
-    outs = list(linear(small.builder, silu, one, ["y"], gate=True))
-    program = small.finish(outs, len(g))
-    tokens = list(range(len(g)))
-    got = run(native(file, program, level=level, max_rows=len(g)), tokens)[:, 0]
-    exact = g[:, 0].astype(np.float64)
-    # silu(g) * g, with exp's error and three roundings
-    want = exact * exact / (1 + np.exp(-exact))
-    assert_within(got, want, np.abs(want) * (4 * U + 4 * U))
+    one = file.add("one", np.ones((1, 1), np.float32))
+    outs = list(linear(small.builder, small.input("g", g), [one, one], ["y"], gate=True))
+    got = run(native(file, small.finish(outs, len(g)), level=level, max_rows=len(g)), list(range(len(g))))[:, :1]
+    want = silu(g.astype(np.float64)) * g  # of which e^g, a sum, a quotient and a product are rounded
+    assert_within(got, want, np.abs(want) * (EXP + 4 * U))
+
+
+def rounded_to_8_bits(x: Floats) -> Floats:
+    blocks = x.reshape(len(x), -1, 32)
+    step = np.maximum(np.abs(blocks).max(axis=2, keepdims=True), 1e-30) / 127
+    return np.asarray((np.round(blocks / step) * step).reshape(x.shape))
+
+
+MISTAKES: dict[str, Callable[[Floats, Floats], Floats]] = {
+    "none": lambda x, w: x @ w.T,
+    "activations of 8 bits": lambda x, w: rounded_to_8_bits(x) @ w.T,
+    "halves of a block exchanged": lambda x, w: x @ np.roll(w.reshape(len(w), -1, 32), 16, axis=2).reshape(w.shape).T,
+    "the last block left out": lambda x, w: x[:, :-32] @ w[:, :-32].T,
+    "outputs off by one": lambda x, w: x @ np.roll(w, 1, axis=0).T,
+    "minimum off by a hundredth": lambda x, w: x @ (w - 0.01 * w.min()).T,
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize("format", ["Q4_1", "Q8_0"])
+def test_the_comparison_sees_mistakes(format: str, mistake: str) -> None:
+    rng, file = np.random.default_rng(0), MemoryFile()
+    small, table = Small(file), rng.normal(size=(TOKENS, 256))
+    weight = file.add_random(rng, "w", format, 40, 256)
+    outs = list(linear(small.builder, small.input("x", table), [weight], ["y"]))
+    got = run(native(file, small.finish(outs, TOKENS), max_rows=8), list(range(8)))[:, :40]
+    x, w = table.astype(np.float32).astype(np.float64)[:8], file.float32("w").astype(np.float64)
+    wrong, bound = MISTAKES[mistake](x, w), product_bound(x, file, weight)
+    if mistake == "none":
+        assert_within(got, wrong, bound)
+    else:
+        with pytest.raises(AssertionError, match="out of bounds"):
+            assert_within(got, wrong, bound)

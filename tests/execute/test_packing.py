@@ -74,10 +74,11 @@ def test_one_wrong_byte_is_seen(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("format", "width", "cols"), [("Q4_1", 20, 33), ("Q4_1", 40, 32), ("Q4_K", 144, 32), ("Q2_K", 84, 256), ("F32", 0, 0)]
+    ("format", "width", "cols"),
+    [("Q4_1", 20, 33), ("Q4_1", 40, 32), ("Q4_K", 144, 32), ("Q2_K", 84, 256), ("F32", 0, 0)],
 )
 def test_bytes_that_do_not_fit_are_refused(format: str, width: int, cols: int) -> None:
-    with pytest.raises(ValueError, match="row's bytes|no kernel reads"):
+    with pytest.raises(ValueError, match=r"row's bytes|no kernel reads"):
         _native.pack(format, np.zeros((2, width), np.uint8), cols, _native.Team(1))
 
 

@@ -109,15 +109,17 @@ def test_profiling_changes_nothing(tiny: Model, kv_type: str, expected: Logits) 
 
 def test_a_real_model(smollm2: Model, prose_ids: Sequence[int]) -> None:
     """SmolLM2 on real text: chunk sizes, threads, modes and levels together."""
-    ids = list(prose_ids[:70])
+    ids = prose_ids[:50]
     expected = logits(smollm2.native(threads=2), ids)
-    walked = smollm2.native(threads=1, level="avx2" if "avx2" in _native.levels() else None, mode="layer")
-    assert same_bits(logits(walked, ids, chunk=35, seed=1), expected)
-    assert same_bits(logits(smollm2.native(threads=3, mode="eager"), ids, chunk=1, seed=2), expected)
+    level = "avx2" if "avx2" in _native.levels() else None
+    assert same_bits(logits(smollm2.native(level=level, mode="layer"), ids, chunk=35, seed=1), expected)
+    assert same_bits(logits(smollm2.native(threads=3, mode="eager"), ids, chunk=10, seed=2), expected)
+    assert same_bits(logits(smollm2.native(threads=2), ids[:12], chunk=1, seed=3), expected[:12])
 
 
 def test_the_comparison_sees_one_bit(expected: Logits) -> None:
     other = expected.copy()
     other.view(np.uint32)[-1, -1] ^= 1
     assert not same_bits(other, expected)
-    assert not same_bits(np.float32([0.0]), np.float32([-0.0]))
+    zero = np.zeros(1, np.float32)
+    assert not same_bits(zero, -zero)

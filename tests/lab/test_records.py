@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import phaseline
 from phaseline.errors import PhaselineError
-from phaseline.lab.records import cgroup_cores, cpu_model, provenance, to_json, write_record
+from phaseline.lab.records import provenance, to_json, write_record
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -52,44 +52,11 @@ def tree(root: Path, files: dict[str, str]) -> Path:
 
 
 def test_provenance_names_who_where_and_when() -> None:
-    facts = json.loads(to_json(provenance({"isa": "avx2"})))
-    assert facts["version"] == phaseline.__version__
-    assert facts["build"] == {"isa": "avx2"}
-    assert facts["cores"] == len(os.sched_getaffinity(0))
+    machine, build = {"cpu": "one", "cores": 2}, {"level": "avx2", "threads": 2}
+    facts = json.loads(to_json(provenance(machine, build)))
+    assert (facts["version"], facts["machine"], facts["build"]) == (phaseline.__version__, machine, build)
     assert datetime.fromisoformat(facts["date"]).utcoffset() is not None
-    assert {"command", "python", "platform", "cpu", "core_quota"} <= facts.keys()
-
-
-def test_the_processor_is_named_or_null(tmp_path: Path) -> None:
-    assert cpu_model(tree(tmp_path, {"proc/cpuinfo": "processor\t: 0\nmodel name\t: A CPU: fast\n"})) == "A CPU: fast"
-    assert cpu_model(tree(tmp_path, {"proc/cpuinfo": "processor\t: 0\n"})) is None
-    assert cpu_model(tmp_path / "elsewhere") is None
-
-
-@pytest.mark.parametrize(
-    ("files", "cores"),
-    [
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "150000 100000\n"}, 1.5),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, None),
-        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "2 1", "sys/fs/cgroup/a/b/cpu.max": "3 1"}, 2.0),
-        ({"proc/self/cgroup": "0::/host/only\n", "sys/fs/cgroup/cpu.max": "4 1\n"}, 4.0),
-        (
-            {
-                "proc/self/cgroup": "5:memory:/y\n4:cpu,cpuacct:/x\n0::/\n",
-                "sys/fs/cgroup/cpu/y/cpu.cfs_quota_us": "10000\n",
-                "sys/fs/cgroup/cpu/y/cpu.cfs_period_us": "100000\n",
-                "sys/fs/cgroup/cpu/x/cpu.cfs_quota_us": "50000\n",
-                "sys/fs/cgroup/cpu/x/cpu.cfs_period_us": "100000\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
-            },
-            0.5,
-        ),
-        ({}, None),
-    ],
-)
-def test_the_tightest_quota_counts(tmp_path: Path, files: dict[str, str], cores: float | None) -> None:
-    assert cgroup_cores(tree(tmp_path, files)) == cores
+    assert {"command", "python", "platform"} <= facts.keys()
 
 
 @given(st.dictionaries(st.text(), plain, max_size=4))

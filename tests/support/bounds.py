@@ -106,7 +106,7 @@ def attention_bound(q: Floats, k: Floats, v: Floats, scale: float, stored: float
         argument = (stored + (1 + stored) * gamma(2 * dim + 2)) * magnitude + U * spread[:, None]
         rho = np.expm1(argument + (pages + 1) * (EXP + 3 * U))  # (rows, context)
         mean, size = p @ values, p @ np.abs(values)
-        apart = np.stack([(p[r] * rho[r]) @ np.abs(values - mean[r]) for r in range(rows)])
+        apart = np.matmul((p * rho)[:, None, :], np.abs(values - mean[:, None, :]))[:, 0]  # (rows, dim)
         moved = apart / (1 - rho.max(axis=1, initial=0, where=~hidden))[:, None]
         sums = 2 * gamma(2 * context + 8 * pages) + stored
         out[:, h] = moved + sums * (size + moved) + context * 2.0**-126 * np.abs(values).max()

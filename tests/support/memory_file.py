@@ -18,7 +18,8 @@ class MemoryFile:
     def __init__(self) -> None:
         self.path = Path("memory")
         self.metadata: Mapping[str, Any] = {}
-        self.tensors: dict[str, TensorInfo] = {}
+        self._infos: dict[str, TensorInfo] = {}
+        self.tensors: Mapping[str, TensorInfo] = self._infos
         self._raw: dict[str, NDArray[np.uint8]] = {}
 
     def add(self, name: str, values: NDArray[Any]) -> TensorInfo:
@@ -47,6 +48,6 @@ class MemoryFile:
         """Nothing is open."""
 
     def _keep(self, name: str, format: str, raw: NDArray[np.uint8], shape: tuple[int, ...]) -> TensorInfo:
-        self.tensors[name] = TensorInfo(name, shape, FORMATS[format], raw.nbytes)
         self._raw[name] = raw
-        return self.tensors[name]
+        self._infos[name] = TensorInfo(name, shape, FORMATS[format], raw.nbytes)
+        return self._infos[name]

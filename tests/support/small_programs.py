@@ -22,7 +22,7 @@ class Small:
     """A program under construction. Inputs are embeddings: token t of a step brings row t of each table."""
 
     file: MemoryFile
-    state: PagedKV = PagedKV(1, 1, 16)
+    state: PagedKV = field(default_factory=lambda: PagedKV(1, 1, 16))
     builder: Builder = field(init=False)
 
     def __post_init__(self) -> None:
@@ -37,11 +37,16 @@ class Small:
     def finish(self, outs: Sequence[Value], tokens: int) -> Program:
         """Show the wanted rows of `outs` side by side as logits, at least `tokens` wide so that many tokens exist.
 
-        Each is moved to its columns by a float32 product with a 0-1 matrix, which is exact: 1 * y and zeros.
+        Each is moved to its columns by a float32 product with a 0-1 matrix, which is exact: 1 * y and zeros. One that
+        is wide enough alone needs none.
         """
         width = max(tokens, sum(out.width for out in outs))
         logits: Value | None = None
         column = 0
+        if len(outs) == 1 and outs[0].width == width:
+            logits = Value("logits", Rows.WANTED, width)
+            self.builder.add(SelectRows(outs[0], logits))
+            outs = ()
         for i, out in enumerate(outs):
             wanted = Value(out.name, Rows.WANTED, out.width)
             self.builder.add(SelectRows(out, wanted))
@@ -58,12 +63,11 @@ def split(logits: NDArray[Any], outs: Sequence[Value]) -> list[NDArray[Any]]:
     return np.split(logits, np.cumsum([out.width for out in outs]), axis=1)[: len(outs)]
 
 
-def native(file: MemoryFile, program: Program, *, pages: int = 1, poison: bool = True, **options: Any) -> NativeExecutor:
+def native(file: MemoryFile, program: Program, *, pages: int = 1, **options: Any) -> NativeExecutor:
     """An executor whose state holds NaN wherever nothing has been stored yet."""
     executor = NativeExecutor(file, program, pages, **options)
-    if poison:
-        for array in (executor._pool.keys, executor._pool.values):
-            array.view(np.uint8).fill(0xFF)  # NaN as bf16 and as float32
+    for array in (executor._pool.keys, executor._pool.values):
+        array.view(np.uint8).fill(0xFF)  # NaN as bf16 and as float32
     return executor
 
 

@@ -62,7 +62,7 @@ def transformers_llama(model: Model, *, unpermute: bool = True) -> Any:
     missing, unexpected = net.load_state_dict(state, strict=False)
     assert not unexpected and set(missing) <= {"lm_head.weight"}
     net.tie_weights()
-    return net.eval()
+    return net.train(False)
 
 
 def transformers_logits(net: Any, ids: Sequence[int]) -> NDArray[np.float32]:

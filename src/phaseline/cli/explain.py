@@ -2,7 +2,6 @@
 
 import argparse
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
@@ -130,19 +129,17 @@ def _fit(program: "Program", args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _print(record: Mapping[str, Any], program: "Program", phases: Sequence[Phase], *, every: bool) -> None:
-    from rich.console import Console
+    from phaseline.cli.show import Screen, headline, si
 
-    from phaseline.cli.facts import headline, si
-
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False, markup=False)
-    console.print(headline(record["model"]), soft_wrap=True)
-    console.print(_table(program, phases, every=every))
+    screen = Screen(_WIDTH)
+    screen.prose(headline(record["model"]))
+    screen.print(_table(program, phases, every=every))
     for phase in phases:
         flops, moved = si(phase.whole.flops), si(phase.whole.bytes)
         intensity = f"{phase.whole.flops / phase.whole.bytes:.3g} FLOP/byte"
         size = f"{phase.work.rows} row{'s' * (phase.work.rows > 1)} at context {record['context']}"
-        console.print(f"{phase.name}: {size}, {flops}FLOP over {moved}B: {intensity}", soft_wrap=True)
-    console.print(_verdict(record), soft_wrap=True)
+        screen.prose(f"{phase.name}: {size}, {flops}FLOP over {moved}B: {intensity}")
+    screen.prose(_verdict(record))
 
 
 def _table(program: "Program", phases: Sequence[Phase], *, every: bool) -> "Table":
@@ -168,7 +165,7 @@ def _table(program: "Program", phases: Sequence[Phase], *, every: bool) -> "Tabl
 
 
 def _cells(rows: int, cost: "Cost") -> list[str]:
-    from phaseline.cli.facts import si
+    from phaseline.cli.show import si
 
     return [si(amount) for amount in (rows, cost.flops, cost.weight_bytes, cost.state_bytes)]
 

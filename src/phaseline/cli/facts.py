@@ -69,20 +69,3 @@ def answer_facts(args: argparse.Namespace, engine: "Engine") -> dict[str, Any]:
         build = {"executor": "native", "level": executor.level, "threads": executor.team.size, "mode": executor.mode}
     machine = {"cpu": cpu_model(), "cores": usable_cores()}
     return {"model": read_model(args.model)[0], **provenance(machine, build)}
-
-
-def headline(facts: Mapping[str, Any]) -> str:
-    """The model in one line."""
-    formats = ", ".join(f"{si(size)}B {name}" for name, size in facts["weight_bytes"].items())
-    layers, parameters = facts["layers"], si(facts["parameters"]).rstrip()
-    return f"{facts['name']}: {facts['arch']}, {layers} layers, {parameters} parameters ({formats})"
-
-
-def si(amount: float) -> str:
-    """An amount with its decimal prefix, ready for a unit; nothing for nothing."""
-    if not amount:
-        return ""
-    power = 0
-    while amount >= 999.5 and power < 5:
-        amount, power = amount / 1000, power + 1
-    return f"{amount:.3g} {'kMGTP'[power - 1] if power else ''}"

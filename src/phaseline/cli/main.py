@@ -19,6 +19,10 @@ class _Parser(argparse.ArgumentParser):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, **kwargs)
 
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        sys.stdout.flush()  # of help, where an error is still handled
+        super().exit(status, message)
+
     def error(self, message: str) -> NoReturn:
         self.exit(REFUSED, f"{self.prog}: error: {_one_line(message)}\n")
 
@@ -39,12 +43,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         if sys.stderr.isatty():
             print(file=sys.stderr)  # the shell's prompt then begins a line
         return INTERRUPTED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit fails once more
-        return BROKEN_PIPE
-    except (PhaselineError, OSError) as error:
-        print(f"phaseline: error: {_one_line(str(error))}", file=sys.stderr)
-        return REFUSED
+    except OSError as error:
+        # What is still buffered has nowhere to go, and the flush at exit would fail once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE if isinstance(error, BrokenPipeError) else _refuse(error)
+    except PhaselineError as error:
+        return _refuse(error)
+
+
+def _refuse(error: Exception) -> int:
+    print(f"phaseline: error: {_one_line(str(error))}", file=sys.stderr)
+    return REFUSED
 
 
 def _build_parser() -> _Parser:

@@ -50,9 +50,9 @@ def run(args: argparse.Namespace) -> int:
             kv_bytes=KV_TYPES[args.kv_type].itemsize,
             progress=progress,
         )
+    emit(args, record)  # first of all: it cost the time
     if not args.json:
         _print(record)
-    emit(args, record)
     return 0
 
 
@@ -72,21 +72,17 @@ def _progress() -> Iterator[Callable[[int, int, str], None]]:
 
 
 def _print(record: Mapping[str, Any]) -> None:
-    from rich.console import Console
+    from phaseline.cli.show import Screen, headline
 
-    from phaseline.cli.facts import headline
-
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False, markup=False)
+    screen = Screen(_WIDTH)
     machine, build = record["machine"], record["build"]
-    console.print(headline(record["model"]), soft_wrap=True)
-    console.print(f"on {machine['cpu'] or 'an unnamed processor'}, {build['threads']} threads, {build['level']}")
-    console.print(
-        f"by phaseline {record['version']}; rounds: {record['rounds']}; times are medians ± median deviations"
-    )
-    console.print(_table(record["results"]))
-    console.print(_ceilings(record["machine"]["ceilings"]), soft_wrap=True)
+    screen.prose(headline(record["model"]))
+    screen.prose(f"on {machine['cpu'] or 'an unnamed processor'}, {build['threads']} threads, {build['level']}")
+    screen.prose(f"by phaseline {record['version']}, rounds: {record['rounds']}; medians ± median deviations")
+    screen.print(_table(record["results"]))
+    screen.prose(_ceilings(record["machine"]["ceilings"]))
     for ratio in record["phase_ratios"]:
-        console.print(_sentence(ratio), soft_wrap=True)
+        screen.prose(_sentence(ratio))
 
 
 def _table(rows: list[Mapping[str, Any]]) -> "Table":

@@ -1,5 +1,6 @@
 """One completion on its way out: its sampler, its text, its reasons to stop."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from phaseline.engine.sampler import Sampler
@@ -7,19 +8,27 @@ from phaseline.engine.sequence import Sequence
 from phaseline.engine.types import Delta, FinishReason, TokenLogprob
 from phaseline.files.text_stream import TextStream, TokenBytes
 
+Sink = Callable[[Delta | BaseException], None]
+
 
 class Completion:
     """Turns the sampled tokens of one sequence into deltas; one in `ends` is the last.
 
-    `tokenizer` may be absent: then there is no text.
+    `tokenizer` may be absent: then there is no text. `sink` takes the deltas to who asked, or the error that ends them.
     """
 
     def __init__(
-        self, sequence: Sequence, sampler: Sampler, tokenizer: TokenBytes | None, ends: frozenset[int]
+        self,
+        sequence: Sequence,
+        sampler: Sampler,
+        tokenizer: TokenBytes | None,
+        ends: frozenset[int],
+        sink: Sink,
     ) -> None:
         params = sequence.request.params
         self.sequence = sequence
         self.sampler = sampler
+        self.sink = sink
         self.prompt_logprobs: list[TokenLogprob | None] = []
         self._ends = ends
         self._text = TextStream(tokenizer, params.stop) if tokenizer else None

@@ -12,7 +12,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from phaseline.engine.completion import Completion
+from phaseline.engine.completion import Completion, Sink
 from phaseline.engine.interrupts import Uninterrupted
 from phaseline.engine.sampler import Sampler, prompt_logprobs, sample_batch
 from phaseline.engine.scheduler import Plan, Scheduler
@@ -25,7 +25,6 @@ from phaseline.files.chat import render_chat
 from phaseline.files.tokenizer import Tokenizer
 
 Prompt = str | Seq[int]
-Sink = Callable[[Delta | BaseException], None]
 
 
 @dataclass(slots=True)
@@ -57,7 +56,8 @@ class Engine:
 
     `submit`, `step` and `abort` are the whole loop; `generate` and `stream` drive it. Threads and asyncio tasks may
     call them at once: a lock lets one step run at a time, and whoever steps puts everybody's deltas where their
-    owners find them. An interrupt stops a step's computation, never its bookkeeping.
+    owners find them. An interrupt stops a step's computation, never its bookkeeping. A step that fails ends every
+    live request with the executor's error; the engine goes on.
     """
 
     def __init__(self, executor: Executor, scheduler: Scheduler, tokenizer: Tokenizer | None = None) -> None:
@@ -66,7 +66,7 @@ class Engine:
         self.tokenizer = tokenizer
         self._eos: frozenset[int] = tokenizer.eos_ids if tokenizer else frozenset()
         self._completions: dict[Sequence, Completion] = {}
-        self._sinks: dict[str, Sink] = {}
+        self._unclaimed: list[Delta | BaseException] = []  # what `step` will return, of requests that came by `submit`
         self._aborts: deque[str] = deque()
         self._lock = threading.Lock()
         self._driver: asyncio.Task[None] | None = None
@@ -75,26 +75,24 @@ class Engine:
     # The loop.
 
     def submit(self, request: Request) -> None:
-        """Queue a request. Raises RequestError or CapacityError if it cannot be served as asked."""
-        validate(request, vocab=self.executor.program.vocab, context=self.scheduler.context)
-        if request.params.stop and self.tokenizer is None:
-            raise RequestError("stop strings need a tokenizer; this engine has none (stop_ids work)")
-        params, vocab = request.params, self.executor.program.vocab
-        seed = secrets.randbits(64) if params.seed is None else params.seed
-        ends = frozenset(params.stop_ids) | (frozenset() if params.ignore_eos else self._eos)
-        with self._lock, Uninterrupted():
-            if self._closed:
-                raise PhaselineError("the engine is closed")
-            for sequence in self.scheduler.add(request):
-                sampler = Sampler(
-                    params, vocab=vocab, seed=seed, prompt=request.prompt, stop_ids=ends, index=sequence.index
-                )
-                self._completions[sequence] = Completion(sequence, sampler, self.tokenizer, ends)
+        """Queue a request, whose deltas `step` returns.
+
+        Raises RequestError or CapacityError if it cannot be served as asked.
+        """
+        self._submit(request, self._keep)
 
     def step(self) -> list[Delta]:
-        """Run one step; return what it added. Empty when there is nothing to do."""
-        with self._lock, Uninterrupted() as block:
-            return self._step(block)
+        """Run one step; return what was added to submitted requests, by this step or by steps of other threads.
+
+        Raises the executor's error if that has ended them.
+        """
+        self._pump()
+        with self._lock:
+            items, self._unclaimed = self._unclaimed, []
+        for item in items:
+            if isinstance(item, BaseException):
+                raise item
+        return [item for item in items if isinstance(item, Delta)]
 
     def abort(self, request_id: str) -> None:
         """Cancel a request, queued or running; its pages are back at once, or when the step that runs now has ended.
@@ -106,7 +104,8 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or bool(self._aborts)
+        """Whether a step has anything to do or to return."""
+        return self._busy or bool(self._unclaimed)
 
     def close(self) -> None:
         """Give back threads and memory; live requests end with an error."""
@@ -140,6 +139,7 @@ class Engine:
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[Delta | BaseException] = asyncio.Queue()
         request = self._request(prompt, params or SamplingParams())
+        left = False
 
         def sink(item: Delta | BaseException) -> None:
             try:
@@ -147,10 +147,14 @@ class Engine:
             except RuntimeError:  # the loop was closed over an open stream
                 self._aborts.append(request.id)
 
-        self._sinks[request.id] = sink
+        def enter() -> None:
+            self._submit(request, sink)
+            if left:  # while this waited for a step to end
+                self.abort(request.id)
+
         remaining = request.params.n
         try:
-            await asyncio.to_thread(self._submit_heard, request)
+            await asyncio.to_thread(enter)
             if self._driver is None or self._driver.done() or self._driver.get_loop() is not loop:
                 self._driver = asyncio.create_task(self._drive())
             while remaining:
@@ -160,7 +164,7 @@ class Engine:
                 yield item
                 remaining -= item.finish_reason is not None
         finally:
-            self._sinks.pop(request.id, None)
+            left = True
             if remaining:
                 self.abort(request.id)
 
@@ -182,8 +186,7 @@ class Engine:
 
         try:
             for request in requests:
-                self._sinks[request.id] = sink
-                self.submit(request)
+                self._submit(request, sink)
             results = {r.id: [Generation(r.prompt) for _ in range(params.n)] for r in requests}
             open_ends = len(requests) * params.n
             while open_ends:
@@ -197,15 +200,44 @@ class Engine:
                     on_delta(item)
         finally:
             for request in requests:
-                self._sinks.pop(request.id, None)
                 self.abort(request.id)  # does nothing to those that are done
         return [r[0] if params.n == 1 else r for r in results.values()]
 
-    def _step(self, block: Uninterrupted) -> list[Delta]:
-        deltas = self._apply_aborts()
+    def _submit(self, request: Request, sink: Sink) -> None:
+        validate(request, vocab=self.executor.program.vocab, context=self.scheduler.context)
+        if request.params.stop and self.tokenizer is None:
+            raise RequestError("stop strings need a tokenizer; this engine has none (stop_ids work)")
+        params, vocab = request.params, self.executor.program.vocab
+        seed = secrets.randbits(64) if params.seed is None else params.seed
+        ends = frozenset(params.stop_ids) | (frozenset() if params.ignore_eos else self._eos)
+        with self._lock, Uninterrupted():
+            if self._closed:
+                raise PhaselineError("the engine is closed")
+            for sequence in self.scheduler.add(request):
+                sampler = Sampler(
+                    params, vocab=vocab, seed=seed, prompt=request.prompt, stop_ids=ends, index=sequence.index
+                )
+                self._completions[sequence] = Completion(sequence, sampler, self.tokenizer, ends, sink)
+
+    def _keep(self, item: Delta | BaseException) -> None:
+        self._unclaimed.append(item)
+
+    def _pump(self) -> None:
+        """One step, its deltas handed to their sinks."""
+        with self._lock, Uninterrupted() as block:
+            try:
+                self._step(block)
+            except Exception as error:
+                if not self._completions:
+                    raise
+                self._fail(error)
+        self._settle()
+
+    def _step(self, block: Uninterrupted) -> None:
+        self._apply_aborts()
         plan = self.scheduler.plan()
         if plan is None:
-            return deltas
+            return
         if plan.copies:
             self.executor.copy_pages(plan.copies)
         with block.let_in():  # a plan that is not committed has changed nothing
@@ -215,55 +247,31 @@ class Engine:
         tokens = sample_batch(samplers, logits, [len(s.tokens) for s in plan.sampled], plan.rows)
         chosen = {s: (t, logits[r]) for s, t, r in zip(plan.sampled, tokens, plan.rows, strict=True)}
         for sequence in self.scheduler.commit(plan, tokens):
-            deltas.append(self._advance(sequence, chosen.get(sequence)))
-        return deltas
+            self._advance(sequence, chosen.get(sequence))
 
-    def _pump(self) -> None:
-        """One step, its deltas delivered. An executor's failure reaches every live request."""
-        with self._lock, Uninterrupted() as block:
-            try:
-                deltas = self._step(block)
-            except Exception as error:
-                self._fail(error)
-                raise
-            self._deliver(deltas)
-        self._settle()
+    @property
+    def _busy(self) -> bool:
+        return self.scheduler.has_work or bool(self._aborts)
+
+    async def _drive(self) -> None:
+        while self._busy:
+            await asyncio.to_thread(self._pump)
 
     def _settle(self) -> None:
         """Apply what was cancelled, unless a step is running: whoever runs it comes here next."""
         while self._aborts and self._lock.acquire(blocking=False):
             try:
                 with Uninterrupted():
-                    self._deliver(self._apply_aborts())
+                    self._apply_aborts()
             finally:
                 self._lock.release()
 
-    def _submit_heard(self, request: Request) -> None:
-        """Submit for a stream, which may be left while this waits for a step to end."""
-        self.submit(request)
-        if request.id not in self._sinks:
-            self.abort(request.id)
-
-    async def _drive(self) -> None:
-        while self.has_work:
-            try:
-                await asyncio.to_thread(self._pump)
-            except Exception:  # already delivered to every stream
-                return
-
-    def _deliver(self, deltas: Seq[Delta]) -> None:
-        for delta in deltas:
-            sink = self._sinks.get(delta.request_id)
-            if sink:
-                sink(delta)
-
     def _fail(self, error: BaseException) -> None:
         """End every live request with `error`. The lock is held."""
-        for request_id in {s.request.id for s in self._completions}:
-            self.scheduler.abort(request_id)
-            sink = self._sinks.get(request_id)
-            if sink:
-                sink(error)
+        for sequence in self._completions:
+            self.scheduler.abort(sequence.request.id)
+        for sink in {completion.sink for completion in self._completions.values()}:
+            sink(error)
         self._completions.clear()
         self._aborts.clear()
 
@@ -274,16 +282,15 @@ class Engine:
             prompt = self.tokenizer.encode(prompt)
         return Request(secrets.token_hex(8), list(prompt), params)
 
-    def _apply_aborts(self) -> list[Delta]:
-        deltas = []
+    def _apply_aborts(self) -> None:
         while self._aborts:
             request_id = self._aborts.popleft()
             if self.scheduler.abort(request_id):
                 for sequence in [s for s in self._completions if s.request.id == request_id]:
-                    deltas.append(self._completions.pop(sequence).end(FinishReason.ABORT))
-        return deltas
+                    completion = self._completions.pop(sequence)
+                    completion.sink(completion.end(FinishReason.ABORT))
 
-    def _advance(self, sequence: Sequence, chosen: tuple[int, NDArray[Any]] | None) -> Delta:
+    def _advance(self, sequence: Sequence, chosen: tuple[int, NDArray[Any]] | None) -> None:
         completion = self._completions[sequence]
         if chosen is None:  # max_tokens is 0
             delta = completion.end(FinishReason.LENGTH)
@@ -294,7 +301,7 @@ class Engine:
         if delta.finish_reason:
             self.scheduler.finish(sequence)
             del self._completions[sequence]
-        return delta
+        completion.sink(delta)
 
     def _score_prompts(self, plan: Plan, logits: NDArray[Any]) -> None:
         """Log-probabilities of prompt tokens: the row at position p tells of the token at p + 1."""

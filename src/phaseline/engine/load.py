@@ -81,7 +81,7 @@ def load(
                 threads=threads,
                 level=level,
                 kv_type=kv_type,
-                max_rows=min(chunk, room.context) + max_running,
+                max_rows=min(chunk, room.context * max_running) + max_running,
                 mode="chunk" if mode == "walk" else mode,
             )
     table = PageTable(room.pages, executor.page_size, max_running, -(-room.context // executor.page_size))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from phaseline.errors import CapacityError
+from phaseline.errors import CapacityError, RequestError
 from phaseline.lab.drive import Job, drive
 from phaseline.lab.metrics import chunk_schedule, trace_metrics
 from phaseline.lab.records import provenance
@@ -27,6 +27,7 @@ MODES = ("walk", "layer", "eager", "chunk")
 _DECODED = 16  # tokens per decode sample
 _TIME_BUDGET_S = 45.0  # of a quick run's rounds; three rounds are always made
 _LEAST_ROUNDS = 3
+_LEAST_CONTEXT = 2 * _DECODED
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def plan_cells(context: int, chunk: int, *, full: bool) -> list[Cell]:
     cells += [Cell("prefill", mode, n, 0, 1, chunk) for mode in ("layer", "eager") for n in compared]
     cells.append(Cell("prefill", "walk", compared[0], 0, 1, 1))
     room = [c for c in ((16, 64, 256, 1024, 4096, 16384, context) if full else (64, 512, 2048)) if c <= context]
-    contexts = sorted({min(c, context - _DECODED) for c in room if min(c, context - _DECODED) > 0}) or [1]
+    contexts = sorted({min(c, context - _DECODED) for c in room}) or [context - _DECODED]
     cells += [Cell("decode", "chunk", _DECODED, c, 1, chunk) for c in contexts]
     cells.append(Cell("decode", "eager", _DECODED, contexts[0], 1, chunk))
     cells += [Cell("decode", "chunk", _DECODED, contexts[0], n, chunk) for n in ((4, 16) if full else (8,))]
@@ -95,11 +96,20 @@ def measure_phases(
 
     Rows hold every sample in `seconds`: of a prefill, from sending the prompt to its first token; of a decode, the
     mean gap of one stream's tokens (TPOT). A quick run ends early, after three rounds or more, when time is up.
+    Several streams decode together only where a chunk holds all their prompts: else some would still read theirs.
     """
-    if system.context < 4:
-        raise CapacityError(f"a context of {system.context} positions leaves nothing to measure; at least 4 are needed")
+    if system.context < _LEAST_CONTEXT:
+        raise CapacityError(
+            f"a context of {system.context} positions is too short to measure: {_LEAST_CONTEXT} will do"
+        )
+    if repeats is not None and repeats < 1:
+        raise RequestError(f"repeats = {repeats}: it must be at least 1")
     program = system.executor.program
-    cells = [c for c in plan_cells(system.context, chunk, full=full) if c.streams <= system.max_running]
+    cells = [
+        c
+        for c in plan_cells(system.context, chunk, full=full)
+        if c.streams == 1 or (c.streams <= system.max_running and c.streams * c.context <= chunk)
+    ]
     rounds = repeats or (7 if full else 5)
     footprints = [int(step_cost(program, c.steps(kv_bytes)[0]).bytes) for c in cells if c.phase == "decode"]
     machine = Machine(system.executor, [*footprints, 512 << 20])
@@ -132,7 +142,8 @@ def measure_phases(
 
 
 def phase_ratios(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """For each mode: its best prefill rate at its longest common length over one stream's decode rate.
+    """For each mode: its prefill rate at the length nearest to 256 tokens, over one stream's decode rate at the
+    shortest context.
 
     `marginal_tok_s` is the slope between the two longest prompts of that mode, which leaves fixed costs out.
     """
