@@ -12,7 +12,7 @@ from typing import Any
 
 from phaseline import _native
 from phaseline.execute.host import available_memory, cgroup_cores, cpu_model, usable_cores
-from phaseline.execute.native import NativeExecutor
+from phaseline.execute.native import NativeExecutor, best_level
 
 
 @dataclass(frozen=True)
@@ -98,3 +98,28 @@ class Machine:
             "threads": self._team.size,
             "level": self._level,
         }
+
+
+@dataclass(frozen=True)
+class HostRates:
+    """What this host offers a model that is not loaded: rates per second as in `Ceilings`, and bytes of memory."""
+
+    threads: int
+    level: str
+    float_flops: float
+    quant_flops: float
+    read: float
+    memory: int
+
+
+def host_rates(footprint: int, *, rounds: int = 3, seconds: float = 0.05) -> HostRates:
+    """The best of several rounds, each rate for about `seconds`; reading goes over `footprint` bytes again and again."""
+    team, level, memory = _native.Team(usable_cores()), best_level(), available_memory()
+    return HostRates(
+        team.size,
+        level,
+        max(_native.float_rate(team, level, seconds) for _ in range(rounds)),
+        max(_native.quant_rate(team, level, seconds) for _ in range(rounds)),
+        max(_native.read_rate(team, level, footprint, seconds) for _ in range(rounds)),
+        memory,
+    )

@@ -1,10 +1,7 @@
 """One answer of a loaded model: the loop that streams it, and what is reported about it."""
 
-import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -40,25 +37,6 @@ def answer(
             generation.add(delta, time.perf_counter() - start)
             show(delta.text)
     return generation
-
-
-@contextmanager
-def deferred_interrupts() -> Iterator[Callable[[], bool]]:
-    """Within it the first Ctrl-C only makes the yielded function true, so that nothing is left half done; a second
-    one interrupts as ever."""
-    pressed = False
-
-    def press(number: int, frame: FrameType | None) -> None:
-        nonlocal pressed
-        if pressed:
-            raise KeyboardInterrupt
-        pressed = True
-
-    before = signal.signal(signal.SIGINT, press)
-    try:
-        yield lambda: pressed
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def answer_record(generation: "Generation") -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
+from phaseline.cli.interrupts import deferred_interrupts
 from phaseline.cli.options import (
     add_engine_options,
     add_model,
@@ -98,7 +99,7 @@ class Conversation:
 
         A message that can't be answered is not kept, and the reason is told.
         """
-        from phaseline.cli.answer import answer, answer_record, deferred_interrupts, summary
+        from phaseline.cli.answer import answer, answer_record, summary
 
         self._messages.append({"role": "user", "content": text})
         with deferred_interrupts() as stopped:

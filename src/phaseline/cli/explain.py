@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from phaseline.cli.options import add_memory_options, add_model, add_output_options
+from phaseline.cli import calculate
+from phaseline.cli.options import add_memory_options, add_output_options
 from phaseline.errors import CapacityError, RequestError
 
 if TYPE_CHECKING:
@@ -26,22 +27,38 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "explain",
         help="show what a step does, what it costs, and whether the model fits",
         description="Show a model's operations with their FLOPs and bytes, for the last chunk of a prompt and for the "
-        "decode step that follows it, and whether the model fits this memory. Weights count as the file stores them.",
+        "decode step that follows it, and whether the model fits this memory. Weights count as the file stores them. "
+        "With --hardware: what each step takes at least on such chips.",
     )
-    add_model(parser)
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="a name that was pulled, or the path of a .gguf file")
     group = parser.add_argument_group("step")
     group.add_argument("--context", type=int, metavar="N", help="length of the prompt, in tokens (512, or what fits)")
-    group.add_argument("--batch", type=int, metavar="N", default=1, help="streams that the decode step serves (1)")
+    group.add_argument(
+        "--batch", type=_counts, metavar="N", help="streams that the decode step serves (1); with --hardware also 4,256"
+    )
     add_memory_options(group)
     parser.add_argument("--ops", action="store_true", help="show each layer by itself, even where many are alike")
+    calculate.add_options(parser)
     add_output_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the priced program and what fits, or with `--json` the record."""
+    """Print the priced program and what fits, or with `--json` the record; with `--hardware` bounds instead."""
+    if args.hardware is not None:
+        return calculate.run(args)
     from phaseline.cli.facts import check_out, emit, read_model
 
+    for name in calculate.OPTIONS:
+        if getattr(args, name) is not None:
+            raise RequestError(f"--{name.replace('_', '-')} needs --hardware")
+    if args.model is None:
+        raise RequestError("say which model: MODEL is missing")
+    if args.batch is None:
+        args.batch = (1,)
+    if len(args.batch) > 1:
+        raise RequestError(f"batch = {','.join(map(str, args.batch))}: several need --hardware")
+    (args.batch,) = args.batch
     check_out(args)
     model, program = read_model(args.model)
     longest = program.context - 1  # the decode step needs one more position
@@ -88,6 +105,14 @@ class Phase:
     def total(self) -> dict[str, Any]:
         """The record of the whole step, with its arithmetic intensity."""
         return {"rows": self.work.rows, **asdict(self.whole), "flops_per_byte": self.whole.flops / self.whole.bytes}
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    """Whole numbers from a text such as 4,256."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is no whole number, nor several such as 4,256") from None
 
 
 def _check(name: str, value: int, high: int) -> None:

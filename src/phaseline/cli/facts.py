@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from phaseline.cli.interrupts import deferred_interrupts
 from phaseline.errors import PhaselineError
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ def check_out(args: argparse.Namespace) -> None:
 
 def emit(args: argparse.Namespace, record: Mapping[str, Any]) -> None:
     """The record, to wherever `--out` and `--json` want it: whole, even if it is interrupted by then."""
-    from phaseline.cli.answer import deferred_interrupts
     from phaseline.lab.records import to_json, write_record
 
     with deferred_interrupts():

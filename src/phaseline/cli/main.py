@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from phaseline import __version__
 from phaseline.cli import chat, explain, measure, pull, run
+from phaseline.cli.interrupts import own_interrupts
 from phaseline.errors import PhaselineError
 
 REFUSED, INTERRUPTED, BROKEN_PIPE = 2, 130, 141  # the last two as a shell reports SIGINT and SIGPIPE
@@ -34,21 +35,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     141: whoever read standard output has closed it.
     """
     parser = _build_parser()
-    try:
-        args = parser.parse_args(argv)
-        status: int = args.run(args)
-        sys.stdout.flush()
-        return status
-    except KeyboardInterrupt:
-        if sys.stderr.isatty():
-            print(file=sys.stderr)  # the shell's prompt then begins a line
-        return INTERRUPTED
-    except OSError as error:
-        # What is still buffered has nowhere to go, and the flush at exit would fail once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BROKEN_PIPE if isinstance(error, BrokenPipeError) else _refuse(error)
-    except PhaselineError as error:
-        return _refuse(error)
+    with own_interrupts() as interrupted:
+        try:
+            args = parser.parse_args(argv)
+            status: int = args.run(args)
+            sys.stdout.flush()
+            return status
+        except BaseException as error:
+            if interrupted():
+                if sys.stderr.isatty():
+                    print(file=sys.stderr)  # the shell's prompt then begins a line
+                return INTERRUPTED
+            if isinstance(error, OSError):
+                # What is still buffered has nowhere to go, and the flush at exit would fail once more.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                return BROKEN_PIPE if isinstance(error, BrokenPipeError) else _refuse(error)
+            if isinstance(error, PhaselineError):
+                return _refuse(error)
+            raise
 
 
 def _refuse(error: Exception) -> int:
@@ -60,7 +64,8 @@ def _build_parser() -> _Parser:
     parser = _Parser(
         prog="phaseline",
         description="An LLM inference engine for CPUs, and a lab that measures its prefill and its decode.",
-        epilog="MODEL is a name that was pulled, or the path of a .gguf file.",
+        epilog="MODEL is a name that was pulled, or the path of a .gguf file. Exit status: 0 done, 2 refused, with one "
+        "line that says why, 130 interrupted, 141 where the reader of the output has gone.",
     )
     parser.add_argument(
         *("--version", "-V"), action=_Version, nargs=0, help="print the version and the instruction set in use"

@@ -47,7 +47,8 @@ struct Norm {
 struct Product {
     Prepared input;
     const Matrix* weight;
-    const Matrix* gate;  // null: none; else out = silu(gate) * weight, both on the same input
+    Prepared gate_input;  // the same rows, in the form that the gate's weight takes
+    const Matrix* gate;   // null: none; else out = silu(gate) * weight
     RowsOut out;
     RowsIn residual;     // data null: none
 };

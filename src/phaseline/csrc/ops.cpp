@@ -116,8 +116,10 @@ class Linear : public Op {
             const Matrix* w = s_.weights[s_.gate ? 1 : i];
             const int a = std::max(0, p0 - first_panel_[i]), b = std::min(w->panels, p1 - first_panel_[i]);
             if (a >= b) continue;
-            const Product p{is_plain(w->format.codes) ? plain : quant, w, s_.gate ? s_.weights[0] : nullptr,
-                            s_.outs[i]->rows, s_.residual ? s_.residual->in() : RowsIn{nullptr, 0}};
+            const auto form = [&](const Matrix* m) { return m && is_plain(m->format.codes) ? plain : quant; };
+            const Matrix* gate = s_.gate ? s_.weights[0] : nullptr;
+            const Product p{form(w), w, form(gate), gate, s_.outs[i]->rows,
+                            s_.residual ? s_.residual->in() : RowsIn{nullptr, 0}};
             run.kernels.product(p, row, count, a, b);
         }
     }

@@ -106,14 +106,13 @@ Float silu(Float x) { return x / (splat(1.0f) + exp(zero() - x)); }
 }  // namespace
 
 void product(const Product& p, int row, int count, int p0, int p1) {
-    const uint8_t* input = p.input.tile(row);
     const Tile compute = TILES[count - 1];
     const int outputs = p.weight->rows;
     for (int panel = p0; panel < p1; panel++) {
         Float y[TILE_ROWS], g[TILE_ROWS];
-        compute(*p.weight, panel, input, y);
+        compute(*p.weight, panel, p.input.tile(row), y);
         if (p.gate) {
-            compute(*p.gate, panel, input, g);
+            compute(*p.gate, panel, p.gate_input.tile(row), g);
             for (int r = 0; r < count; r++) y[r] = silu(g[r]) * y[r];
         }
         const int lanes = outputs - panel * PANEL < PANEL ? outputs - panel * PANEL : PANEL;
