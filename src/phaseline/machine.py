@@ -113,7 +113,7 @@ class HostRates:
 
 
 def host_rates(footprint: int, *, rounds: int = 3, seconds: float = 0.05) -> HostRates:
-    """The best of several rounds, each rate for about `seconds`; reading goes over `footprint` bytes again and again."""
+    """The best of several rounds, each rate for about `seconds`; reading repeats over `footprint` bytes."""
     team, level, memory = _native.Team(usable_cores()), best_level(), available_memory()
     return HostRates(
         team.size,

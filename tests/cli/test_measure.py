@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from support.command import Run
 
 ROW = {
@@ -28,11 +30,16 @@ def test_the_table_and_the_record_of_one_measurement(phaseline: Run, plain: str,
 
     lines = done.stdout.splitlines()
     assert plain in lines[0] and "1 threads" in lines[1] and "rounds: 2" in lines[2]
+    assert max(map(len, lines[3 : lines.index(next(x for x in lines if x.startswith("ceilings")))])) <= 80
     for row in rows:
-        assert any(line.split()[:2] == [row["phase"], row["mode"]] and f"{row['tok_s']:.1f}" in line for line in lines)
+        size = row["tokens"] if row["phase"] == "prefill" else row["context"]
+        start = [row["phase"], row["mode"], str(size), str(row["streams"])]
+        (line,) = (line.split() for line in lines if line.split()[:4] == start)
+        assert line[-2:] == [row["limit"], f"{row['fraction']:.0%}"]
+        assert float(line[6]) == pytest.approx(row["tok_s"], rel=1e-3)
     assert any(line.startswith("ceilings: ") for line in lines)
     for ratio in record["phase_ratios"]:
-        assert any(line.startswith(f"{ratio['mode']}: ") and f"{ratio['ratio']:.2g} times" in line for line in lines)
+        assert any(line.startswith(f"{ratio['mode']}: ") and " times decode's " in line for line in lines)
 
 
 def test_json_is_all_there_is_on_standard_output(phaseline: Run, plain: str) -> None:

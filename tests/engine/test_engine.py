@@ -243,6 +243,7 @@ def test_absurd_settings_are_refused_by_name(engine: Engine, absurd: dict[str, A
 
 def test_extreme_but_legal_settings_are_served(engine: Engine) -> None:
     with bystander(engine):
+        assert len({*engine.generate([5, 6], params(20, temperature=1000.0, seed=4)).token_ids}) > 10
         for legal in ({"temperature": 1000.0}, {"top_p": 1e-300, "temperature": 1.0}, {"logit_bias": {5: -100.0}}):
             assert len(engine.generate([5, 6], params(4, ignore_eos=True, **legal)).token_ids) == 4
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from phaseline.engine.engine import Engine
-from phaseline.engine.types import Delta, Request
+from phaseline.engine.types import Delta, FinishReason, Request
 from phaseline.errors import PhaselineError
 from phaseline.program.step import Step
 from phaseline.state.pages import PageTable
@@ -91,6 +91,17 @@ def test_logits_without_an_answer_are_a_failure(engine: Engine) -> None:
     meddler(engine).after = lambda logits: logits * np.float32(np.nan)
     with pytest.raises(PhaselineError, match="no token can be sampled"):
         engine.generate(PROMPTS[0], sampled())
+    assert_idle(engine)
+
+
+def test_what_is_cancelled_during_the_last_step_is_gone_after_it(engine: Engine) -> None:
+    engine.submit(Request("other", [9] * 40, sampled(100)))
+    engine.step()
+    meddler(engine).before = lambda step: engine.abort("other")
+    engine.generate(PROMPTS[0], sampled(1))
+    table = engine.scheduler.table
+    assert not engine.scheduler.has_work and table.free_pages == table.pages
+    assert [delta.finish_reason for delta in drain(engine)][-1] is FinishReason.ABORT
     assert_idle(engine)
 
 
@@ -201,6 +212,18 @@ def test_ctrl_c_between_steps_never_tears_the_books(model: Path) -> None:
                 table.presses_at = 0
                 break
     assert moments > 300
+
+
+@pytest.mark.usefixtures("keyboard")
+def test_ctrl_c_while_a_step_is_planned_keeps_it_from_starting(model: Path) -> None:
+    engine = make_engine(model, table=Keyed)
+    table = engine.scheduler.table
+    assert isinstance(table, Keyed)
+    table.presses_at = 1
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(PROMPTS[0], sampled())
+    assert meddler(engine).begun == 0
+    assert_idle(engine)
 
 
 @pytest.mark.usefixtures("keyboard")

@@ -164,6 +164,15 @@ def test_preemption_in_a_pool_too_small_for_two(backend: Backend, chunk: int, po
     assert bench.preempted
 
 
+def test_a_prompt_preempted_while_it_is_scored_is_scored_whole(backend: Backend) -> None:
+    older = request("older", prompt(30, seed=1), max_tokens=10)
+    scored = request("scored", prompt(60), prompt_logprobs=2)
+    bench = Bench(backend.executor(), chunk=7, pages=3)
+    backend.check(bench, [older, scored], every=2)
+    assert bench.preempted
+    assert [score and score.token for score in bench.recorder.answers["scored", 0].scores] == [None, *scored.prompt[1:]]
+
+
 @pytest.mark.parametrize(("pages", "preempts"), [(POOL, False), (6, True)])
 @pytest.mark.parametrize("chunk", [7, 1000])
 def test_several_completions_of_one_prompt(backend: Backend, chunk: int, pages: int, preempts: bool) -> None:

@@ -12,7 +12,7 @@ from phaseline.files.quant import FORMATS
 from phaseline.program.ir import Program, Value
 from phaseline.program.ops import RMSNorm, linear
 from phaseline.program.ops.linear import silu
-from support.bounds import EXP, U, assert_within, gate_bound, normed_product_bound, product_bound
+from support.bounds import EXP, TOP, U, assert_within, gate_bound, normed_product_bound, product_bound
 from support.memory_file import MemoryFile
 from support.small_programs import Small, assert_levels_agree, native, reference, run, same_bits, split
 
@@ -146,6 +146,20 @@ def test_silu_far_out(level: str) -> None:
     got = run(native(file, small.finish(outs, len(g)), level=level, max_rows=len(g)), list(range(len(g))))[:, :1]
     want = silu(g.astype(np.float64)) * g  # of which e^g, a sum, a quotient and a product are rounded
     assert_within(got, want, np.abs(want) * (EXP + 4 * U))
+
+
+@pytest.mark.parametrize("level", _native.levels())
+def test_activations_keep_fifteen_bits(level: str) -> None:
+    """The errors are those of rounding to steps of max / 16256, not only below them: their size is step / sqrt(12)."""
+    rng, file, cols = np.random.default_rng(0), MemoryFile(), 512
+    small, table = Small(file), rng.normal(size=(TOKENS, cols)).astype(np.float32)
+    weight = file.add_random(rng, "w", "Q8_0", TOKENS, cols)
+    outs = list(linear(small.builder, small.input("x", table), [weight], ["y"]))
+    got = run(native(file, small.finish(outs, TOKENS), level=level, max_rows=TOKENS), list(range(TOKENS)))
+    x, w = table.astype(np.float64), file.float32("w").astype(np.float64)
+    step = np.repeat(np.abs(x).reshape(TOKENS, -1, 32).max(axis=2) / TOP, 32, axis=1)
+    expected = np.sqrt(step**2 / 12 @ (w**2).T)
+    assert 0.95 < np.sqrt(np.mean(((got - x @ w.T) / expected) ** 2)) < 1.05
 
 
 def rounded_to_8_bits(x: Floats) -> Floats:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from phaseline.engine.engine import Engine
 from phaseline.engine.scheduler import Scheduler
-from phaseline.engine.types import FinishReason, Request
+from phaseline.engine.types import FinishReason, Request, TokenLogprob
 from phaseline.execute.base import Executor
 from phaseline.program.step import Step
 from phaseline.state.pages import PageTable
@@ -24,6 +24,7 @@ class Answer:
 
     tokens: list[int] = field(default_factory=list)
     logits: dict[int, bytes] = field(default_factory=dict)
+    scores: list[TokenLogprob | None] = field(default_factory=list)  # of the prompt's tokens, if asked for
     cached: int = 0
     reason: FinishReason | None = None
 
@@ -85,6 +86,7 @@ class Bench:
             answer = self.recorder.answers[delta.request_id, delta.index]
             answer.tokens += delta.token_ids
             answer.cached, answer.reason = delta.cached_tokens, delta.finish_reason
+            answer.scores += delta.prompt_logprobs or ()
         self.table.check()
         live = [*self.scheduler.running, *self.scheduler.waiting]
         self.preempted = self.preempted or any(sequence.preemptions for sequence in live)
@@ -128,4 +130,5 @@ class Alone:
             for key, alone in self(request).items():
                 answer = answers[key]
                 assert (answer.tokens, answer.reason) == (alone.tokens, alone.reason)
-                assert not bits or answer.logits == alone.logits
+                assert not bits or (answer.logits, answer.scores) == (alone.logits, alone.scores)
+                assert len(answer.scores) == len(alone.scores)

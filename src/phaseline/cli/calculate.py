@@ -2,8 +2,7 @@
 
 import argparse
 import json
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ _WIDTH = 120  # of the tables where no terminal sets one
 _MOST_CONFIG = 1 << 22  # bytes
 _CONTEXT, _BATCHES = 8192, (1, 4, 16, 64, 256)
 _SUMS = ("params_active", "experts", "experts_active", "kv_bytes_per_token", "query_group")  # for --params alone
-OPTIONS = ("count", "compute", "launch", "weight_bits", "params", *_SUMS)
+_OPTIONS = ("count", "compute", "launch", "weight_bits", "params", *_SUMS)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -37,9 +36,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--query-group", type=float, metavar="N", help="query heads that share a key head (1)")
 
 
+def refuse_without_hardware(args: argparse.Namespace) -> None:
+    """RequestError for what only `--hardware` makes sense of."""
+    for name in _OPTIONS:
+        if getattr(args, name) is not None:
+            raise RequestError(f"{_flag(name)} needs --hardware")
+    if args.model is None:
+        raise RequestError("say which model: MODEL is missing")
+    if args.batch is not None and len(args.batch) > 1:
+        raise RequestError(f"batch = {','.join(map(str, args.batch))}: several need --hardware")
+
+
 def run(args: argparse.Namespace) -> int:
     """Print the bounds, or with `--json` the record."""
     from phaseline.cli.facts import check_out, emit
+    from phaseline.execute.host import cpu_model, usable_cores
     from phaseline.lab.estimate import Case, estimate
     from phaseline.lab.hardware import hardware_named
     from phaseline.lab.records import provenance
@@ -58,8 +69,8 @@ def run(args: argparse.Namespace) -> int:
         launch=(args.launch or 0.0) / 1e3,
         memory=args.memory,
     )
-    found = estimate(shape, hardware, case)
-    record = {"model": model, **provenance(hardware.record(), {}), **found}
+    host = {"cpu": cpu_model(), "cores": usable_cores()}
+    record = {"model": model, **provenance(host, {}), **estimate(shape, hardware, case)}
     if not args.json:
         _print(record)
     emit(args, record)
@@ -73,15 +84,15 @@ def _shape(args: argparse.Namespace) -> tuple["Shape", dict[str, Any]]:
 
     if (args.model is None) == (args.params is None):
         raise RequestError("say which model: MODEL, or --params and what belongs to it, but not both")
+    element = {"bf16": 2, "f32": 4}[args.kv_type]
     if args.params is not None:
         sums = {name: value for name in _SUMS if (value := getattr(args, name)) is not None}
         bits = 16 if args.weight_bits is None else args.weight_bits
-        shape = shape_from_params(args.params, weight_bits=bits, **sums)
+        shape = shape_from_params(args.params, weight_bits=bits, kv_element_bytes=element, **sums)
         return shape, {"name": shape.name}
     for name in _SUMS:
         if getattr(args, name) is not None:
-            raise RequestError(f"--{name.replace('_', '-')} belongs to --params; MODEL says it by itself")
-    element = {"bf16": 2, "f32": 4}[args.kv_type]
+            raise RequestError(f"{_flag(name)} belongs to --params; MODEL says it by itself")
     if args.model.endswith(".json"):
         config = _read_config(Path(args.model))
         shape = shape_from_config(config, args.model, kv_element_bytes=element, weight_bits=args.weight_bits)
@@ -115,47 +126,43 @@ def _natural_type(shape: "Shape", peaks: Mapping[str, float]) -> str:
 
 
 def _print(record: Mapping[str, Any]) -> None:
-    from rich.console import Console
+    from phaseline.cli.show import Screen
 
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH, highlight=False, markup=False)
+    screen = Screen(_WIDTH)
     for line in _heading(record):
-        console.print(line, soft_wrap=True)
-    console.print(_steps(record))
+        screen.prose(line)
+    screen.print(_steps(record["steps"]))
     for line in _lines(record):
-        console.print(line, soft_wrap=True)
+        screen.prose(line)
     if record["experts"]:
-        console.print(_experts(record["experts"]))
-    console.print("assumed:", soft_wrap=True)
+        screen.prose(f"\n{_shares(record['experts'])}")
+        screen.print(_experts(record["experts"]))
+    screen.prose("\nassumed:")
     for text in record["assumptions"]:
-        console.print(f"  - {text}", soft_wrap=True)
-    console.print(f"finding: {record['finding']}", soft_wrap=True)
+        screen.prose(f"- {text}")
+    screen.prose(f"\nfinding: {record['finding']}")
 
 
 def _heading(record: Mapping[str, Any]) -> list[str]:
-    from phaseline.cli.facts import si
+    from phaseline.cli.show import si
 
     shape, hardware, compute = record["shape"], record["hardware"], record["case"]["compute"]
     bits = 8 * shape["weight_bytes"] / shape["params"]
-    held = f"{si(shape['weight_bytes'])}B of weights ({bits:.3g} bits each)"
-    active = shape["params_per_row"]
     peak, read, memory = (si(x) for x in (hardware["peaks"][compute], hardware["bandwidth"], hardware["memory"]))
     return [
-        f"{record['model']['name']}: {held}; a row multiplies {si(active)}parameters".replace("  ", " "),
-        f"{hardware['count']} x {hardware['name']}: {peak}FLOP/s {compute}, {read}B/s, {memory}B ({hardware['source']})",
+        f"{record['model']['name']}: {si(shape['weight_bytes'])}B of weights, {bits:.3g} bits each; "
+        f"a row multiplies {si(shape['params_per_row']).strip()} of {si(shape['params']).strip()} parameters",
+        f"{hardware['count']} x {hardware['name']}: {peak}FLOP/s {compute}, {read}B/s, {memory}B",
     ]
 
 
-def _steps(record: Mapping[str, Any]) -> "Table":
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("phase")
-    for header in ("rows", "weights\nFLOP/B", "products\nms", "limit", "attention\nms", "limit", "step at least\nms"):
-        table.add_column(header, justify="left" if header == "limit" else "right", no_wrap=True)
-    table.add_column("tok/s\nat most", justify="right", no_wrap=True)
+def _steps(steps: Sequence[Mapping[str, Any]]) -> "Table":
+    table = _bare_table("phase")
+    headers = ("rows", "weights\nFLOP/B", "products\nms", "\nlimit", "attention\nms", "\nlimit")
+    for header in (*headers, "step\nms, at least", "\ntok/s, at most"):
+        table.add_column(header, justify="left" if "limit" in header else "right", no_wrap=True)
     table.add_column("fits")
-    for step in record["steps"]:
+    for step in steps:
         attention = step["attention_s"]
         table.add_row(
             step["phase"],
@@ -164,52 +171,53 @@ def _steps(record: Mapping[str, Any]) -> "Table":
             _ms(step["products_s"]),
             step["product_limit"],
             "unknown" if attention is None else _ms(attention),
-            step["attention_limit"] or "",
-            _ms(step["step_s"]) + (" (launch)" if step["launch_bound"] else ""),
-            f"{step['tok_s']:.4g}",
+            step["attention_limit"],
+            _ms(step["step_s"]) + " (launch)" * step["launch_bound"],
+            f"{step['tok_s']:.0f}" if step["tok_s"] >= 100 else f"{step['tok_s']:.3g}",
             "yes" if step["fits"] else "no",
         )
     return table
 
 
 def _lines(record: Mapping[str, Any]) -> list[str]:
-    from phaseline.cli.facts import si
+    from phaseline.cli.show import figure, si
 
     context, kv, floor = record["case"]["context"], record["kv"], record["decode_floor"]
-    shape, intensity, most = record["shape"], record["attention_intensity"], record["largest_batch"]
-    critical = f"critical batch: {record['critical_batch']:.0f} rows make weight products compute-bound"
-    if record["experts"]:
-        critical += f", {record['critical_batch_experts']:.0f} those of the routed experts"
+    shape, intensity = record["shape"], record["attention_intensity"]
+    experts = f"; the routed experts' from {record['critical_batch_experts']:.0f}" if record["experts"] else ""
     lines = [
-        f"{critical} (peak / bandwidth x bytes per parameter / 2)",
-        f"attention at context {context}: {intensity['prefill']:.4g} FLOP/byte in prefill, {intensity['decode']:.3g} in "
-        f"decode whatever the batch (S T / (S + T) x {shape['query_group']:g} query heads per key head)",
+        f"critical batch: from {record['critical_batch']:.0f} rows on, weight products are compute-bound{experts} "
+        "(peak / bandwidth x bytes per parameter / 2)",
+        f"attention at context {context}: {figure(intensity['prefill'])} FLOP/B in prefill, "
+        f"{intensity['decode']:.3g} in decode whatever the batch (S T / (S + T) x query heads per key head)",
     ]
-    if most is not None:
+    if record["largest_batch"] is not None:
         lines.append(
             f"keys and values: {si(kv['bytes_per_position'])}B a position, {si(kv['bytes_per_stream'])}B a stream; "
-            f"largest batch that fits: {most}"
+            f"largest batch that fits: {record['largest_batch']}"
         )
     return [
         *lines,
-        f"decode floor: reading {si(shape['weight_bytes_per_row'])}B of weights takes {_ms(floor['seconds'])} ms: at most "
-        f"{floor['tok_s']:.4g} tok/s for one stream, {floor['tok_s_at_context']:.4g} at this context",
+        f"decode floor: reading {si(shape['weight_bytes_per_row'])}B of weights takes {_ms(floor['seconds'])} ms; one "
+        f"stream gets at most {figure(floor['tok_s'])} tok/s, {figure(floor['tok_s_at_context'])} at this context",
     ]
 
 
-def _experts(experts: Mapping[str, Any]) -> "Table":
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
+def _shares(experts: Mapping[str, Any]) -> str:
+    from phaseline.cli.show import si
 
-    from phaseline.cli.facts import si
-
-    title = (
-        f"a row reads {si(experts['shared_bytes'])}B that all rows share and {si(experts['routed_bytes'])}B of its "
-        f"{experts['active']} of {experts['experts']} experts: {experts['shared_fraction']:.0%} shared"
+    return (
+        f"experts: a row reads {si(experts['shared_bytes'])}B that all rows share, and {si(experts['routed_bytes'])}B of "
+        f"its {experts['active']} experts of {experts['experts']}: {experts['shared_fraction']:.0%} is shared, and more "
+        "than that chunking saves only where rows share experts"
     )
-    table = Table(title=title, title_justify="left", title_style="", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    headers = ("rows in a chunk", "distinct experts\nexpected", "at most", "weights\nB", "B a row", "saved by\nchunking")
-    for header in headers:
+
+
+def _experts(experts: Mapping[str, Any]) -> "Table":
+    from phaseline.cli.show import si
+
+    table = _bare_table()
+    for header in ("rows", "distinct experts\nexpected", "\nat most", "weights\nB", "\nB a row", "saved by\nchunking"):
         table.add_column(header, justify="right", no_wrap=True)
     for row in experts["rows"]:
         table.add_row(
@@ -221,6 +229,17 @@ def _experts(experts: Mapping[str, Any]) -> "Table":
             f"{row['amortisable']:.1%}",
         )
     return table
+
+
+def _bare_table(*columns: str) -> "Table":
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    return Table(*columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _ms(seconds: float) -> str:

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from phaseline.program.ir import Program
     from phaseline.program.ops import Cost, Op, Work
 
-_WIDTH = 140  # of the table where no terminal sets one
+_WIDTH = 110  # of the table where no terminal sets one
 _MOST_STREAMS = 1 << 16
+
+Block = tuple[list[int], list[int]]  # numbers of layers, and of operations
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -32,7 +34,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument("model", metavar="MODEL", nargs="?", help="a name that was pulled, or the path of a .gguf file")
     group = parser.add_argument_group("step")
-    group.add_argument("--context", type=int, metavar="N", help="length of the prompt, in tokens (512, or what fits)")
+    group.add_argument("--context", type=int, metavar="N", help="prompt tokens (512, with --hardware 8192, or what fits)")
     group.add_argument(
         "--batch", type=_counts, metavar="N", help="streams that the decode step serves (1); with --hardware also 4,256"
     )
@@ -49,16 +51,8 @@ def run(args: argparse.Namespace) -> int:
         return calculate.run(args)
     from phaseline.cli.facts import check_out, emit, read_model
 
-    for name in calculate.OPTIONS:
-        if getattr(args, name) is not None:
-            raise RequestError(f"--{name.replace('_', '-')} needs --hardware")
-    if args.model is None:
-        raise RequestError("say which model: MODEL is missing")
-    if args.batch is None:
-        args.batch = (1,)
-    if len(args.batch) > 1:
-        raise RequestError(f"batch = {','.join(map(str, args.batch))}: several need --hardware")
-    (args.batch,) = args.batch
+    calculate.refuse_without_hardware(args)
+    (args.batch,) = args.batch or (1,)
     check_out(args)
     model, program = read_model(args.model)
     longest = program.context - 1  # the decode step needs one more position
@@ -158,34 +152,33 @@ def _print(record: Mapping[str, Any], program: "Program", phases: Sequence[Phase
 
     screen = Screen(_WIDTH)
     screen.prose(headline(record["model"]))
-    screen.print(_table(program, phases, every=every))
+    blocks = list(_blocks(program, phases, every=every))
     for phase in phases:
-        flops, moved = si(phase.whole.flops), si(phase.whole.bytes)
-        intensity = f"{phase.whole.flops / phase.whole.bytes:.3g} FLOP/byte"
-        size = f"{phase.work.rows} row{'s' * (phase.work.rows > 1)} at context {record['context']}"
-        screen.prose(f"{phase.name}: {size}, {flops}FLOP over {moved}B: {intensity}")
-    screen.prose(_verdict(record))
+        rows, whole = phase.work.rows, phase.whole
+        screen.prose(f"\n{phase.name}: {rows} row{'s' * (rows > 1)} at context {record['context']}")
+        screen.print(_table(program, phase, blocks))
+        cost = f"{si(whole.flops)}FLOP over {si(whole.bytes)}B"
+        screen.prose(f"{phase.name}: {cost}, {whole.flops / whole.bytes:.3g} FLOP/byte")
+    screen.prose(f"\n{_verdict(record)}")
 
 
-def _table(program: "Program", phases: Sequence[Phase], *, every: bool) -> "Table":
+def _table(program: "Program", phase: Phase, blocks: Sequence[Block]) -> "Table":
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_footer=True)
     table.add_column("operation", footer="the whole step")
-    for phase in phases:
-        headers = (f"{phase.name}\nrows", "\nFLOP", "\nweights B", "\nstate B")
-        for header, footer in zip(headers, _cells(phase.work.rows, phase.whole), strict=True):
-            table.add_column(header, footer=footer, justify="right", no_wrap=True)
-    for layers, ops in _blocks(program, phases, every=every):
+    headers = ("rows", "FLOP", "weights B", "state B")
+    for header, footer in zip(headers, _cells(phase.work.rows, phase.whole), strict=True):
+        table.add_column(header, footer=footer, justify="right", no_wrap=True)
+    for layers, ops in blocks:
         inside = layers[0] >= 0
         if inside:
             table.add_row(f"layer {layers[0]}" if len(layers) == 1 else f"layers {layers[0]}-{layers[-1]}, each")
         for i in ops:
             op = program.ops[i]
             text = _without_layer(op.describe(), layers[0]) if len(layers) > 1 else op.describe()
-            cells = [cell for phase in phases for cell in _cells(phase.op_rows(op), phase.costs[i])]
-            table.add_row("  " * inside + text, *cells)
+            table.add_row("  " * inside + text, *_cells(phase.op_rows(op), phase.costs[i]))
     return table
 
 
@@ -195,12 +188,12 @@ def _cells(rows: int, cost: "Cost") -> list[str]:
     return [si(amount) for amount in (rows, cost.flops, cost.weight_bytes, cost.state_bytes)]
 
 
-def _blocks(program: "Program", phases: Sequence[Phase], *, every: bool) -> Iterator[tuple[list[int], list[int]]]:
-    """(layers, operations of the first of them): neighbours that differ in nothing but their number stand together."""
+def _blocks(program: "Program", phases: Sequence[Phase], *, every: bool) -> Iterator[Block]:
+    """Layers with the operations of their first: neighbours that differ in nothing but their number stand together."""
 
     def kind(block: tuple[int, list[int]]) -> object:
         layer, ops = block
-        if every or layer < 0:
+        if every:
             return layer, ops
         return [(_without_layer(program.ops[i].describe(), layer), [p.costs[i] for p in phases]) for i in ops]
 

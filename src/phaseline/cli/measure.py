@@ -11,7 +11,7 @@ from phaseline.cli.options import add_engine_options, add_model, add_output_opti
 if TYPE_CHECKING:
     from rich.table import Table
 
-_WIDTH = 110  # of the table where no terminal sets one
+_WIDTH = 80  # of the table where no terminal sets one
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -89,12 +89,14 @@ def _table(rows: list[Mapping[str, Any]]) -> "Table":
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for left in ("phase", "mode"):
-        table.add_column(left)
-    for right in ("tokens", "context", "streams", "ms", "±", "tok/s", "GFLOP/s", "GB/s"):
-        table.add_column(right, justify="right", no_wrap=True)
-    table.add_column("limit")
+    from phaseline.cli.show import figure
+
+    table = Table(box=SIMPLE_HEAD, padding=0, pad_edge=False)
+    table.add_column("phase", no_wrap=True)
+    table.add_column("mode", no_wrap=True)
+    for header in ("tokens/\ncontext", "\nstreams", "\nms", "\n±", "\ntok/s", "GFLOP\n/s", "\nGB/s"):
+        table.add_column(header, justify="right", no_wrap=True)
+    table.add_column("limit", no_wrap=True)
     table.add_column("of it", justify="right", no_wrap=True)
     phase = None
     for row in rows:
@@ -104,12 +106,13 @@ def _table(rows: list[Mapping[str, Any]]) -> "Table":
         table.add_row(
             phase,
             row["mode"],
-            *(str(row[name]) for name in ("tokens", "context", "streams")),
-            f"{seconds * 1e3:.2f}",
-            f"{row['spread_s'] * 1e3:.2f}",
-            f"{row['tok_s']:.1f}",
-            f"{row['flops'] / seconds / 1e9:.1f}",
-            f"{row['bytes'] / seconds / 1e9:.2f}",
+            str(row["tokens" if phase == "prefill" else "context"]),
+            str(row["streams"]),
+            figure(seconds * 1e3),
+            figure(row["spread_s"] * 1e3, 2),
+            figure(row["tok_s"]),
+            figure(row["flops"] / seconds / 1e9, 3),
+            figure(row["bytes"] / seconds / 1e9, 3),
             row["limit"],
             f"{row['fraction']:.0%}",
         )
@@ -130,8 +133,10 @@ def _ceilings(ceilings: Mapping[str, Any]) -> str:
 
 
 def _sentence(ratio: Mapping[str, Any]) -> str:
+    from phaseline.cli.show import figure
+
     marginal = ratio["marginal_tok_s"]
     more = f"; marginal rate {marginal:.0f} tok/s" if marginal else ""
     reading = f"a prompt of {ratio['prefill_tokens']} tokens is read at {ratio['prefill_tok_s']:.0f} tok/s"
     decode = f"decode's {ratio['decode_tok_s']:.0f} tok/s at context {ratio['decode_context']}"
-    return f"{ratio['mode']}: {reading}, {ratio['ratio']:.2g} times {decode}{more}"
+    return f"{ratio['mode']}: {reading}, {figure(ratio['ratio'], 2)} times {decode}{more}"

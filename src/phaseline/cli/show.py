@@ -36,3 +36,8 @@ def si(amount: float) -> str:
     while amount >= 999.5 and power < 5:
         amount, power = amount / 1000, power + 1
     return f"{amount:.3g} {'kMGTP'[power - 1] if power else ''}"
+
+
+def figure(value: float, digits: int = 4) -> str:
+    """A number to so many significant digits, whole ones never cut short."""
+    return f"{value:.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"

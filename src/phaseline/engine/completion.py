@@ -36,10 +36,9 @@ class Completion:
 
     def advance(self, token: int, logprobs: Seq[TokenLogprob]) -> Delta:
         """The delta that `token` makes; its finish_reason says whether it was the last."""
-        params, count = self.sequence.request.params, len(self.sequence.tokens) - self.sequence.prompt_len
         reason = None
         text = ""
-        if token in self._ends and count >= params.min_tokens:
+        if token in self._ends:  # which the sampler keeps out before min_tokens
             reason = FinishReason.STOP
         elif self._text:
             text = self._text.push(token)

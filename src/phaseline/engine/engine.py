@@ -273,7 +273,6 @@ class Engine:
         for sink in {completion.sink for completion in self._completions.values()}:
             sink(error)
         self._completions.clear()
-        self._aborts.clear()
 
     def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
         if isinstance(prompt, str):

@@ -82,15 +82,19 @@ def step_bound(
     product_bytes: float,
     attention_flops: float = 0.0,
     attention_bytes: float = 0.0,
+    attention_rate: float | None = None,
     launch: float = 0.0,
 ) -> StepBound:
-    """The bound of a step that does `product_flops` over `product_bytes` of weights, and attends likewise."""
+    """The bound of a step that does `product_flops` over `product_bytes` of weights, and attends likewise.
+
+    attention_rate: FLOP/s of attention where it computes in another type.
+    """
     check_positive(flops=flops, bandwidth=bandwidth, product_flops=product_flops, product_bytes=product_bytes)
     _not_negative(attention_flops=attention_flops, attention_bytes=attention_bytes, launch=launch)
     return StepBound(
         product_flops / flops,
         product_bytes / bandwidth,
-        attention_flops / flops,
+        attention_flops / (attention_rate or flops),
         attention_bytes / bandwidth,
         launch,
     )
@@ -106,7 +110,7 @@ def step_time(
     attention_bytes: float = 0.0,
     launch: float = 0.0,
 ) -> float:
-    """Least seconds of a step: attention bytes / W + max(2 * rows * params / F, params * bytes / W), or the launch floor.
+    """Least seconds of a step: attention bytes / W + max(2 * rows * params / F, param bytes / W), or the launch floor.
 
     rows: batch x new tokens. params: multiplied for each row, `param_bytes` each. attention_bytes: keys and values that
     all rows read. flops F and bandwidth W are of all chips together.
@@ -149,7 +153,7 @@ def distinct_experts(experts: int, active: int, rows: float) -> float:
     _not_negative(rows=rows)
     if active > experts:
         raise RequestError(f"{active} active experts: there are only {experts}")
-    return min(experts * (1 - (1 - active / experts) ** rows), active * rows, experts)
+    return min(experts * (1 - math.pow(1 - active / experts, rows)), active * rows, experts)
 
 
 def amortisable_share(shared_bytes: float, expert_bytes: float, experts: int, active: int, rows: float) -> float:

@@ -97,6 +97,7 @@ def _decode(shape: Shape, hardware: Hardware, case: Case, batch: int) -> dict[st
         product_flops=2 * batch * shape.row.params,
         product_bytes=shape.read_bytes(batch),
         attention_flops=positions * shape.pair_flops,
+        attention_rate=hardware.peak(hardware.attention),
         attention_bytes=positions * (shape.kv_bytes or 0.0),
         launch=case.launch,
     )
@@ -116,6 +117,7 @@ def _prefill(shape: Shape, hardware: Hardware, case: Case) -> dict[str, Any]:
         product_flops=product_flops,
         product_bytes=shape.read_bytes(rows),
         attention_flops=shape.pairs(start, rows) * shape.prefill_pair_flops,
+        attention_rate=hardware.peak(hardware.attention),
         attention_bytes=stored * (shape.kv_bytes or 0.0),
         launch=case.launch,
     )
@@ -171,7 +173,8 @@ def _assumptions(shape: Shape, hardware: Hardware, case: Case) -> list[str]:
     chips = [f"{hardware.count} share work, weights and state evenly; what they send each other costs nothing"]
     routing = ["each row chooses its experts uniformly and on its own; real routing is skewed: measure the union too"]
     return [
-        f"{rates} ({hardware.source}); arithmetic is in {case.compute}, whatever the weights are stored in",
+        f"{rates} ({hardware.source})",
+        f"products compute in {case.compute} whatever the weights are stored in, attention in {hardware.attention}",
         *(chips if hardware.count > 1 else ()),
         *shape.assumptions,
         *(routing if shape.experts else ()),
@@ -189,16 +192,21 @@ def _finding(record: dict[str, Any]) -> str:
     return "; ".join(
         [
             *(_sentence(step) for step in ends),
-            f"one stream gets at most {floor['tok_s_at_context']:.3g} tok/s, and prefill's bound is "
-            f"{record['phase_ratio']:.3g} times that",
+            f"one stream gets at most {_figure(floor['tok_s_at_context'])} tok/s, and prefill in chunks of "
+            f"{record['case']['chunk']} at most {_figure(record['phase_ratio'])} times that",
         ]
     )
 
 
 def _sentence(step: dict[str, Any]) -> str:
+    least = f"batch {step['rows']}: at least {_figure(step['step_s'] * 1e3)} ms"
     if step["launch_bound"]:
-        return f"batch {step['rows']}: at least {step['step_s'] * 1e3:.3g} ms, launch-bound"
-    parts = [f"{step['product_limit']}-bound products {step['products_s'] * 1e3:.3g} ms"]
+        return f"{least}, launch-bound"
+    parts = [f"{step['product_limit']}-bound products {_figure(step['products_s'] * 1e3)} ms"]
     if step["attention_s"] is not None:
-        parts.append(f"{step['attention_limit']}-bound attention {step['attention_s'] * 1e3:.3g} ms")
-    return f"batch {step['rows']}: at least {step['step_s'] * 1e3:.3g} ms ({' + '.join(parts)})"
+        parts.append(f"{step['attention_limit']}-bound attention {_figure(step['attention_s'] * 1e3)} ms")
+    return f"{least} ({' + '.join(parts)})"
+
+
+def _figure(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"

@@ -14,13 +14,17 @@ _MOST_READ = 512 << 20  # bytes that a measurement of this machine reads again a
 
 @dataclass(frozen=True)
 class Hardware:
-    """`count` chips: arithmetic by type in FLOP/s, bandwidth in bytes per second, memory in bytes; of all together."""
+    """`count` chips: arithmetic by type in FLOP/s, bandwidth in bytes per second, memory in bytes; of all together.
+
+    attention: the type that attention computes in, whatever the products do.
+    """
 
     name: str
     peaks: Mapping[str, float]
     bandwidth: float
     memory: float
     source: str
+    attention: str = "bf16"
     count: int = 1
 
     def times(self, count: int) -> "Hardware":
@@ -44,18 +48,19 @@ class Hardware:
 
 
 # Per chip, dense: where a datasheet gives tensor-core rates with sparsity, half of them. Decimal units throughout.
+_HOPPER = {"bf16": 989e12, "fp8": 1979e12, "int8": 1979e12}
 HARDWARE: Mapping[str, Hardware] = MappingProxyType(
     {
         chip.name: chip
         for chip in (
-            # NVIDIA H100 Tensor Core GPU datasheet, SXM5 column
-            Hardware("h100", {"bf16": 989e12, "fp8": 1979e12, "int8": 1979e12}, 3.35e12, 80e9, "NVIDIA H100 SXM datasheet"),
+            # NVIDIA H100 Tensor Core GPU datasheet, SXM column
+            Hardware("h100", _HOPPER, 3.35e12, 80e9, "NVIDIA's datasheet of the H100 SXM"),
             # NVIDIA H200 Tensor Core GPU datasheet, SXM column
-            Hardware("h200", {"bf16": 989e12, "fp8": 1979e12, "int8": 1979e12}, 4.8e12, 141e9, "NVIDIA H200 SXM datasheet"),
+            Hardware("h200", _HOPPER, 4.8e12, 141e9, "NVIDIA's datasheet of the H200 SXM"),
             # NVIDIA A100 Tensor Core GPU datasheet, 80GB SXM column
-            Hardware("a100", {"bf16": 312e12, "int8": 624e12}, 2.039e12, 80e9, "NVIDIA A100 80GB SXM datasheet"),
+            Hardware("a100", {"bf16": 312e12, "int8": 624e12}, 2.039e12, 80e9, "NVIDIA's datasheet of the A100 80GB"),
             # Google Cloud TPU documentation, page "TPU v5e"
-            Hardware("tpu-v5e", {"bf16": 197e12, "int8": 393e12}, 819e9, 16e9, "Google Cloud documentation of TPU v5e"),
+            Hardware("tpu-v5e", {"bf16": 197e12, "int8": 393e12}, 819e9, 16e9, "Google's documentation of TPU v5e"),
         )
     }
 )
@@ -72,5 +77,5 @@ def hardware_named(name: str, footprint: float) -> Hardware:
 
     rates = host_rates(int(min(max(footprint, 1 << 20), _MOST_READ)))
     peaks = {"f32": rates.float_flops, "quant": rates.quant_flops}
-    source = f"measured just now, {rates.threads} threads, {rates.level}"
-    return Hardware(THIS, peaks, rates.read, rates.memory, source)
+    source = f"just now, with {rates.threads} threads and {rates.level}"
+    return Hardware(THIS, peaks, rates.read, rates.memory, source, attention="f32")

@@ -1,8 +1,7 @@
 """What is asked: random prompts and those of a log, as token ids or as text. The same seed asks the same."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 
@@ -30,12 +29,10 @@ sugar sun sweet table tail talk tall team ten test thin three time
 """
 WORDS = tuple(_WORDS.split())
 
-_FIRSTS, _ASKS, _BLOCKS = range(3)  # what a generator is for
+FIRSTS, ASKS, BLOCKS, ARRIVALS = range(4)  # what is drawn, each from its own generator
 
 
-
-
-class Made(Sequence[T], Generic[T]):
+class Made(Sequence[T]):
     """A list whose items are made each time they are read, alike each time: a log's long prompts do not pile up."""
 
     def __init__(self, length: int, make: Callable[[int], T]) -> None:
@@ -68,8 +65,8 @@ def random_asks(
 
     As many prompts as the vocabulary has entries begin with different ones; beyond, they differ by chance soon after.
     Take the warm-ups from the same list: `asks[n:]` beside `asks[:n]`. Lengths are whole numbers drawn evenly from
-    length * (1 - range_ratio) to length * (1 + range_ratio), and at least 1. A word counts as a token.
-    With `ignore_eos` the answers' lengths may not vary either.
+    length * (1 - range_ratio) to length * (1 + range_ratio), rounded and at least 1. A word counts as a token.
+    With `ignore_eos` an answer may not end early.
     """
     if count < 0 or input_tokens < 1 or output_tokens < 1 or not 0 <= range_ratio < 1:
         raise RequestError(
@@ -78,7 +75,7 @@ def random_asks(
         )
 
     def make(number: int) -> Ask:
-        rng = _generator(seed, _ASKS, number)
+        rng = seeded(seed, ASKS, number)
         length, answer = (_length(rng, tokens, range_ratio) for tokens in (input_tokens, output_tokens))
         return _ask(prompts.write(rng, number, length), answer, ignore_eos, options)
 
@@ -89,6 +86,7 @@ def random_asks(
 def logged_asks(
     log: Log,
     *,
+    warmups: int = 0,
     vocabulary: Vocabulary = WORDS,
     seed: int = 0,
     ignore_eos: bool = True,
@@ -97,23 +95,30 @@ def logged_asks(
     """A log's requests: its texts where it has them; else random prompts of its lengths, where equal blocks are equal.
 
     Equal ids stand for equal blocks of 512 tokens, so that prefixes are shared as they were when the log was taken.
+    After the log's come `warmups` more, of the first ones' lengths, whose random prompts share nothing with it.
     """
 
     def make(number: int) -> Ask:
-        request = log.requests[number]
-        if request.text is not None:
+        request = log.requests[number % len(log.requests)]
+        warmup = number >= len(log.requests)
+        if request.text is not None and not warmup:
             prompt: str | list[int] = request.text
-        elif request.blocks is not None:
-            blocks = (
-                _generator(seed, _BLOCKS, one).integers(len(vocabulary), size=BLOCK_TOKENS) for one in request.blocks
-            )
-            prompt = prompts.spell(np.concatenate(list(blocks))[: request.input_tokens].tolist())
+        elif request.blocks is not None and not warmup:
+            blocks = [seeded(seed, BLOCKS, one).integers(len(vocabulary), size=BLOCK_TOKENS) for one in request.blocks]
+            prompt = prompts.spell(np.concatenate(blocks)[: request.input_tokens].tolist())
         else:
-            prompt = prompts.write(_generator(seed, _ASKS, number), number, request.input_tokens)
+            prompt = prompts.write(seeded(seed, ASKS, number), number, request.input_tokens)
         return _ask(prompt, request.output_tokens, ignore_eos, options)
 
     prompts = _Prompts(vocabulary, seed)
-    return Made(len(log.requests), make)
+    return Made(len(log.requests) + warmups, make)
+
+
+def seeded(seed: int, *purpose: int) -> np.random.Generator:
+    """A generator of its own for each purpose, so that no draw depends on how many came before."""
+    if seed < 0:
+        raise RequestError(f"seed {seed}: it must not be negative")
+    return np.random.default_rng([seed, *purpose])
 
 
 class _Prompts:
@@ -123,7 +128,7 @@ class _Prompts:
         if not vocabulary:
             raise RequestError("an empty vocabulary makes no prompt")
         self._vocabulary = vocabulary
-        self._firsts = _generator(seed, _FIRSTS).permutation(len(vocabulary)).tolist()
+        self._firsts = seeded(seed, FIRSTS).permutation(len(vocabulary)).tolist()
 
     def write(self, rng: np.random.Generator, number: int, length: int) -> str | list[int]:
         picks = rng.integers(len(self._vocabulary), size=length).tolist()
@@ -132,17 +137,14 @@ class _Prompts:
 
     def spell(self, picks: Sequence[int]) -> str | list[int]:
         entries = [self._vocabulary[pick] for pick in picks]
-        ids = [entry for entry in entries if isinstance(entry, int)]
-        return ids if ids else " ".join(map(str, entries))
+        if isinstance(self._vocabulary[0], str):
+            return " ".join(map(str, entries))
+        return [int(entry) for entry in entries]
 
 
 def _ask(prompt: str | list[int], max_tokens: int, ignore_eos: bool, options: Mapping[str, Any] | None) -> Ask:
     return Ask(prompt, max_tokens, max_tokens if ignore_eos else None, ignore_eos, options or {})
 
 
-def _generator(seed: int, *purpose: int) -> np.random.Generator:
-    return np.random.default_rng([seed, *purpose])
-
-
 def _length(rng: np.random.Generator, tokens: int, ratio: float) -> int:
-    return int(rng.integers(max(1, math.floor(tokens * (1 - ratio))), math.ceil(tokens * (1 + ratio)), endpoint=True))
+    return int(rng.integers(max(1, round(tokens * (1 - ratio))), round(tokens * (1 + ratio)), endpoint=True))

@@ -29,9 +29,10 @@ class Shape:
 
     every_row: multiplied for each row. wanted: only for rows whose logits are wanted (the LM head). held: in memory, of
     which a row reads next to nothing (an input embedding). expert: one routed expert, in all its layers together, of
-    `experts` with `active` per row. kv_bytes: keys and values of one position. pair_flops, prefill_pair_flops: attention
-    per new row and position that it reads, in decode and in prefill. group: query heads that share a key head, in
-    either. None: not known. context: most positions; window: positions that attention reaches back.
+    `experts` with `active` per row. kv_bytes: keys and values of one position, None where not known. pair_flops and
+    prefill_pair_flops: attention's FLOP per new row and position that it reads, in either phase; group and
+    prefill_group: query heads that share a key head. context: most positions; window: positions that attention reaches
+    back.
     """
 
     name: str
@@ -88,6 +89,7 @@ def shape_from_params(
     experts_active: int | None = None,
     weight_bits: float = 16,
     kv_bytes_per_token: float | None = None,
+    kv_element_bytes: float = 2,
     query_group: float = 1,
 ) -> Shape:
     """A model of which only sums are known. RequestError names what is impossible.
@@ -117,11 +119,12 @@ def shape_from_params(
     if kv_bytes_per_token is None:
         assumptions.append("keys and values are not known: attention costs nothing")
     else:
-        assumptions.append(f"{query_group:g} query head(s) per key head, keys and values in two bytes each")
+        assumptions.append(f"query heads per key head: {query_group:g}; bytes per key or value: {kv_element_bytes:g}")
     size = weight_bits / 8
-    pair_flops = query_group * (kv_bytes_per_token or 0.0)  # a two-byte element: one multiply-add for each query head
+    # Each element stored is multiplied and added once for each query head that shares it.
+    pair_flops = 2 * query_group * (kv_bytes_per_token or 0.0) / kv_element_bytes
     return Shape(
-        name=f"{params:.4g} parameters",
+        name=f"{params / 1e9:.4g}B parameters",
         every_row=Weights(every, every * size),
         wanted=Weights(),
         held=Weights(held, held * size),

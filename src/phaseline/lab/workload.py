@@ -1,19 +1,18 @@
-"""What is asked of a system, and when: arrivals, random prompts, replayed logs. The same seed asks the same."""
+"""What is asked of a system and when: a list of asks (`prompts`) and their times. The same seed gives the same."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Generic, TypeVar, overload
+from itertools import accumulate
 
 import numpy as np
 
 from phaseline.errors import RequestError
+from phaseline.lab.prompts import ARRIVALS, seeded
 from phaseline.lab.systems.base import Ask
-from phaseline.lab.workload_files import BLOCK_TOKENS, Log
+from phaseline.lab.workload_files import Log
 
-T = TypeVar("T")
-Vocabulary = Sequence[int] | Sequence[str]  # token ids to draw from, or words for systems that take text only
 
 @dataclass(frozen=True, slots=True)
 class Due:
@@ -68,9 +67,11 @@ class Asked:
 
 def asked(ask: Ask) -> Asked:
     """The facts of an ask that a record keeps."""
-    text = isinstance(ask.prompt, str)
-    raw = ask.prompt.encode() if isinstance(ask.prompt, str) else np.asarray(ask.prompt, np.int64).tobytes()
-    return Asked(ask.max_tokens, blake2b(raw, digest_size=12, person=b"text" if text else b"ids").hexdigest())
+    if isinstance(ask.prompt, str):
+        digest = blake2b(ask.prompt.encode(), digest_size=12, person=b"text")
+    else:
+        digest = blake2b(np.asarray(ask.prompt, np.int64).tobytes(), digest_size=12, person=b"ids")
+    return Asked(ask.max_tokens, digest.hexdigest())
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,7 @@ class Ramp:
             raise RequestError(f"{self}: rates and duration must be positive and finite (only start may be 0)")
 
     def time_of(self, requests: float) -> float:
-        """When so many requests are expected to have come: t of requests = start t + (end - start) t^2 / (2 duration)."""
+        """Seconds t until so many requests have come: start t + (end - start) t^2 / (2 duration) of them by then."""
         by_end = (self.start + self.end) / 2 * self.duration_s
         if requests >= by_end:
             return self.duration_s + (requests - by_end) / self.end
@@ -94,7 +95,7 @@ class Ramp:
             return 0.0
         # the root in the form that neither cancels nor divides by zero when the slope does
         slope = (self.end - self.start) / self.duration_s
-        return 2 * requests / (self.start + math.sqrt(self.start**2 + 2 * slope * requests))
+        return 2 * requests / (self.start + math.sqrt(max(0.0, self.start**2 + 2 * slope * requests)))
 
 
 def arrival_times(count: int, rate: float | Ramp, *, burstiness: float = 1.0, seed: int = 0) -> list[float]:
@@ -109,9 +110,10 @@ def arrival_times(count: int, rate: float | Ramp, *, burstiness: float = 1.0, se
     if math.isinf(burstiness):
         ideal = [float(i) for i in range(count)]
     else:
-        gaps = np.random.default_rng(seed).gamma(burstiness, 1 / burstiness, max(0, count - 1))
+        gaps = seeded(seed, ARRIVALS).gamma(burstiness, 1 / burstiness, max(0, count - 1))
         ideal = [0.0, *np.cumsum(gaps).tolist()][:count]
-    return [rate.time_of(n) if isinstance(rate, Ramp) else n / rate for n in ideal]
+    times = (rate.time_of(n) if isinstance(rate, Ramp) else n / rate for n in ideal)
+    return list(accumulate(times, max))  # rounding must not turn time back
 
 
 def logged_times(log: Log, speed: float = 1.0) -> list[float]:

@@ -147,7 +147,6 @@ template <class T> void store_row(const KvLayer& kv, const float* k, const float
             keys[T::key(d, offset, 0)] = T::from(k[d]);
             values[T::value(d, offset, kv.padded_dim)] = T::from(v[d]);
         }
-        for (int d = kv.head_dim; d < kv.padded_dim; d++) values[T::value(d, offset, kv.padded_dim)] = T::from(0);
     }
 }
 

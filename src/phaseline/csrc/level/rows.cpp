@@ -31,14 +31,17 @@ void rms_norm(const float* x, int n, Norm norm, float* y) {
 
 void quantise(const float* x, QuantBlock& out) {
     constexpr float TOP = 127 * 128;
+    constexpr float TINY = 1e-30f;  // below it TOP / top could overflow; such a block is zero
     const Float a = load(x), b = load(x + LANES);
     const float top = largest(max(abs(a), abs(b)));
-    const Float inverse = splat(top > 0 ? TOP / top : 0.0f);
+    // What is not finite must stay visible: times zero it is NaN, and makes the scale so.
+    const float unsound = sum(a * zero() + b * zero());
+    const Float inverse = splat(top > TINY ? TOP / top : 0.0f);
     int32_t q[32];
     const Int qa = to_int(round(a * inverse)), qb = to_int(round(b * inverse));
     memcpy(q, &qa, sizeof qa);
     memcpy(q + LANES, &qb, sizeof qb);
-    out.scale = top / TOP;
+    out.scale = top / TOP + unsound;
     for (int half = 0; half < 2; half++) {
         int32_t s = 0;
         for (int i = 0; i < 16; i++) s += q[16 * half + i];

@@ -306,7 +306,8 @@ inline float largest(const Float& a) {
 }
 #endif
 
-// e^x for x <= 88: 2^n * e^r with |r| <= ln2/2; the degree-6 polynomial's error is below 2 ulp. 0 below -87.3.
+// e^x for x <= 88: 2^n * e^r with |r| <= ln2/2; the degree-6 polynomial's error is below 2 ulp. Below -87.3
+// it stays at e^-87.3, the least normal number.
 inline Float exp(Float x) {
     Float clamped = max(min(x, splat(88.0f)), splat(-87.3f));
     Float n = round(clamped * splat(1.44269504f));

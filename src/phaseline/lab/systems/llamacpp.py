@@ -53,7 +53,7 @@ class LlamaCppSystem:
         try:
             xllamacpp = importlib.import_module("xllamacpp")
         except ImportError:
-            raise UnsupportedError("llama.cpp in this process needs the xllamacpp package: pip install xllamacpp") from None
+            raise UnsupportedError("llama.cpp in this process needs the package xllamacpp: install it") from None
         params = xllamacpp.CommonParams()
         params.model.path = str(model_path)
         params.n_gpu_layers = 0
@@ -76,13 +76,15 @@ class LlamaCppSystem:
         return system
 
     def generate(self, ask: Ask) -> AsyncGenerator[Sequence[Piece], None]:
-        """See StreamSystem. Raises RequestError for a least length other than the greatest, which llama.cpp can't keep."""
+        """See StreamSystem. Raises RequestError for a least length below the greatest, which llama.cpp can't keep."""
         if ask.min_tokens not in (None, 0, ask.max_tokens):
             raise RequestError(f"llama.cpp has no min_tokens: it can be None or max_tokens = {ask.max_tokens}")
         return watch(self._pieces(ask), self._timeouts)
 
     async def describe(self) -> Mapping[str, Any]:
         props = await self._door.get("/props")
+        if not isinstance(props, dict):
+            raise nonsense(props)
         known = {name: props.get(name) for name in ("model_path", "model_ftype", "total_slots", "build_info")}
         return {"kind": "llamacpp", "base_url": self._door.url, **self._launched, **known}
 
