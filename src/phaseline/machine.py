@@ -4,7 +4,6 @@ A shared machine's speed swings within minutes, so a ceiling counts only for fig
 between the replicates, and the maximum is used.
 """
 
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -86,7 +85,7 @@ class Machine:
             self._executor.empty_step()
             times.append(time.perf_counter() - start)
         self._executor.mode = mode
-        return statistics.median(times)
+        return min(times)
 
     def describe(self) -> dict[str, Any]:
         """The host as far as it tells, and what is used of it."""

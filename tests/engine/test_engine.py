@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from phaseline.engine.engine import Engine, Generation
-from phaseline.engine.types import FinishReason, Request, SamplingParams, TokenLogprob
+from phaseline.engine.types import Delta, FinishReason, Request, SamplingParams, TokenLogprob
 from phaseline.errors import CapacityError, RequestError
 from phaseline.execute.reference import ReferenceExecutor
 from phaseline.families import model_program
@@ -62,7 +62,7 @@ def test_text_ids_and_several_prompts(engine: Engine) -> None:
 
 
 def test_deltas_join_to_the_answer(engine: Engine) -> None:
-    seen = []
+    seen: list[Delta] = []
     answer = engine.generate("the tent", letters(engine), on_delta=seen.append)
     assert "".join(delta.text for delta in seen) == answer.text != ""
     assert [token for delta in seen for token in delta.token_ids] == answer.token_ids

@@ -41,7 +41,7 @@ class Backend:
     def __post_init__(self) -> None:
         self.alone = Alone(self.executor(), POOL)
 
-    def executor(self, mode: str = "chunk", threads: int = 1, **options: str) -> Executor:
+    def executor(self, mode: str = "chunk", threads: int = 1, **options: Any) -> Executor:
         wanted = (mode, threads, *options.items()) if self.bits else ()
         if wanted not in self._made:
             program = model_program(self.file)[1]
@@ -125,7 +125,7 @@ def test_every_way_to_read_a_prompt_is_the_walk_bit_for_bit(backend: Backend, mo
 
 @pytest.mark.parametrize("options", [{"kv_type": "f32"}, *({"level": level} for level in _native.levels())])
 @pytest.mark.parametrize("backend", ["native"], indirect=True)
-def test_every_state_and_level_keeps_the_promise(backend: Backend, options: dict[str, str]) -> None:
+def test_every_state_and_level_keeps_the_promise(backend: Backend, options: dict[str, Any]) -> None:
     executor = backend.executor(**options)
     alone, batch = Alone(executor, POOL), mixed_batch()
     for chunk in (7, 1000):

@@ -15,7 +15,7 @@ COLS = {1: (1, 7, 33, 256), 32: (32, 96, 512), 256: (256, 768)}
 
 def unpacked(format: Format, raw: NDArray[np.uint8], cols: int, threads: int = 1) -> NDArray[np.float32]:
     """All rows read back from the panels."""
-    matrix = _native.pack(format.name, raw, cols, _native.Team(threads))
+    matrix = _native.pack(format.name, raw, cols, _native.Team(threads), _native.Store())
     assert matrix.shape == (len(raw), cols)
     out = np.full((len(raw), cols), np.nan, np.float32)
     for i, row in enumerate(out):
@@ -79,11 +79,11 @@ def test_one_wrong_byte_is_seen(name: str) -> None:
 )
 def test_bytes_that_do_not_fit_are_refused(format: str, width: int, cols: int) -> None:
     with pytest.raises(ValueError, match=r"row's bytes|no kernel reads"):
-        _native.pack(format, np.zeros((2, width), np.uint8), cols, _native.Team(1))
+        _native.pack(format, np.zeros((2, width), np.uint8), cols, _native.Team(1), _native.Store())
 
 
 def test_rows_outside_are_refused() -> None:
-    matrix = _native.pack("F32", np.zeros((3, 8), np.uint8), 2, _native.Team(1))
+    matrix = _native.pack("F32", np.zeros((3, 8), np.uint8), 2, _native.Team(1), _native.Store())
     for row, width in ((-1, 2), (3, 2), (0, 3)):
         with pytest.raises(IndexError):
             matrix.row(row, np.zeros(width, np.float32))

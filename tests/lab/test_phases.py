@@ -175,6 +175,12 @@ def test_several_streams_decode_together_only_if_one_chunk_reads_their_prompts(
     assert {row["streams"] for row in record["results"]} == ({1, 8} if chunk == 512 else {1})
 
 
+def test_one_mode_by_itself_is_still_held_against_decode(engine: Engine) -> None:
+    measured = measure_phases(PhaselineSystem(engine), model={}, mode="layer", repeats=1)
+    assert {(row["phase"], row["mode"]) for row in measured["results"]} == {("prefill", "layer"), ("decode", "chunk")}
+    assert [ratio["mode"] for ratio in measured["phase_ratios"]] == ["layer"]
+
+
 @pytest.mark.parametrize("repeats", [0, -1])
 def test_no_repeats_are_refused(engine: Engine, repeats: int) -> None:
     with pytest.raises(RequestError, match=f"repeats = {repeats}"):

@@ -54,6 +54,14 @@ async def follow(system: Any, ask: Ask = ASK) -> Stream:
     return stream
 
 
+async def follow_and_close(system: Any, ask: Ask = ASK) -> Stream:
+    """The only stream of a system."""
+    try:
+        return await follow(system, ask)
+    finally:
+        await system.close()
+
+
 def over_http(script: Script, ask: Ask = ASK, **settings: Any) -> Stream:
     """One stream from a truth server."""
     return asking(script, lambda system: follow(system, ask), **settings)

@@ -206,10 +206,11 @@ def _lines(record: Mapping[str, Any]) -> list[str]:
 def _shares(experts: Mapping[str, Any]) -> str:
     from phaseline.cli.show import si
 
+    shared, routed = si(experts["shared_bytes"]), si(experts["routed_bytes"])
     return (
-        f"experts: a row reads {si(experts['shared_bytes'])}B that all rows share, and {si(experts['routed_bytes'])}B of "
-        f"its {experts['active']} experts of {experts['experts']}: {experts['shared_fraction']:.0%} is shared, and more "
-        "than that chunking saves only where rows share experts"
+        f"experts: a row reads {shared}B that all rows share, and {routed}B of its {experts['active']} experts of "
+        f"{experts['experts']}: {experts['shared_fraction']:.0%} is shared, and chunking saves more than that only where "
+        "rows share experts"
     )
 
 

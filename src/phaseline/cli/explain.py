@@ -34,7 +34,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument("model", metavar="MODEL", nargs="?", help="a name that was pulled, or the path of a .gguf file")
     group = parser.add_argument_group("step")
-    group.add_argument("--context", type=int, metavar="N", help="prompt tokens (512, with --hardware 8192, or what fits)")
+    group.add_argument("--context", type=int, metavar="N", help="prompt tokens (512, --hardware 8192, or what fits)")
     group.add_argument(
         "--batch", type=_counts, metavar="N", help="streams that the decode step serves (1); with --hardware also 4,256"
     )

@@ -25,7 +25,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     add_model(parser)
     parser.add_argument("--full", action="store_true", help="more lengths, contexts and rounds: several minutes")
     parser.add_argument("--repeats", type=int, metavar="N", help="rounds over all that is measured")
-    add_engine_options(parser, mode=False)
+    add_engine_options(parser, mode_help="read prompts in this way only (all four, side by side)")
     add_output_options(parser)
     parser.set_defaults(run=run)
 
@@ -39,11 +39,14 @@ def run(args: argparse.Namespace) -> int:
     from phaseline.lab.systems.phaseline import PhaselineSystem
 
     check_out(args)
-    with closing(load(args.model, **load_options(args))) as engine, _progress() as progress:
+    options = load_options(args)
+    only = options.pop("mode", None)  # the engine is loaded for all of them
+    with closing(load(args.model, **options)) as engine, _progress() as progress:
         record = measure_phases(
             PhaselineSystem(engine),
             model=read_model(args.model)[0],
             chunk=engine.scheduler.chunk,
+            mode=only,
             full=args.full,
             repeats=args.repeats,
             seed=args.seed or 0,

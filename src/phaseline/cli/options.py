@@ -41,12 +41,11 @@ def add_memory_options(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument("--kv-type", choices=("bf16", "f32"), default="bf16", help="of keys and values (bf16)")
 
 
-def add_engine_options(parser: argparse.ArgumentParser, *, mode: bool = True) -> None:
-    """How the model is run; without `mode` where a command runs all modes anyway."""
+def add_engine_options(parser: argparse.ArgumentParser, *, mode_help: str = "how the prompt is read (chunk)") -> None:
+    """How the model is run."""
     group = parser.add_argument_group("engine")
     group.add_argument("--threads", type=int, metavar="N", help="(the cores this process may use)")
-    if mode:
-        group.add_argument("--mode", choices=MODES, help="how the prompt is read (chunk)")
+    group.add_argument("--mode", choices=MODES, help=mode_help)
     group.add_argument("--numerics", choices=NUMERICS, help="reference: numpy, float32 (fast)")
     group.add_argument("--context", type=int, metavar="N", help="positions to make room for (the model's own limit)")
     group.add_argument("--level", metavar="portable|avx2|avx512", help="instruction set (the widest that runs here)")

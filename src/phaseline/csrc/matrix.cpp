@@ -2,7 +2,6 @@
 
 #include <sys/mman.h>
 
-#include <cstdlib>
 #include <cstring>
 #include <new>
 
@@ -165,15 +164,10 @@ float plain_value(Codes kind, const uint8_t* p) {
     return f;
 }
 
-uint8_t* allocate(size_t bytes) {
-    constexpr size_t HUGE_PAGE = size_t(2) << 20;
-    // A large alignment lets the kernel back the panels with huge pages; small matrices would only waste memory by it.
-    const size_t align = bytes >= 4 * HUGE_PAGE ? HUGE_PAGE : 64;
-    void* p = aligned_alloc(align, (bytes + align - 1) / align * align);
-    if (!p) throw std::bad_alloc();
-    if (align == HUGE_PAGE) madvise(p, bytes, MADV_HUGEPAGE);
-    return static_cast<uint8_t*>(p);
-}
+constexpr size_t HUGE_PAGE = size_t(2) << 20;
+constexpr size_t SLAB = 32 * HUGE_PAGE;
+
+size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 }  // namespace
 
@@ -183,23 +177,41 @@ const Format* find_format(const std::string& name) {
     return nullptr;
 }
 
-void Matrix::Free::operator()(uint8_t* p) const { free(p); }
+Store::~Store() {
+    for (const Slab& s : slabs_) munmap(s.data, s.bytes);
+}
 
-Matrix::Matrix(const Format& format, const uint8_t* raw, size_t row_bytes, int rows, int cols, Team& team)
+uint8_t* Store::take(size_t bytes) {
+    bytes = round_up(bytes, 64);
+    if (slabs_.empty() || slabs_.back().bytes - slabs_.back().used < bytes) {
+        // Untouched memory costs nothing, so slabs may be generous; a whole huge page more allows for alignment.
+        const size_t size = round_up(bytes > SLAB ? bytes : SLAB, HUGE_PAGE) + HUGE_PAGE;
+        void* p = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (p == MAP_FAILED) throw std::bad_alloc();
+        madvise(p, size, MADV_HUGEPAGE);
+        const size_t skip = round_up(reinterpret_cast<uintptr_t>(p), HUGE_PAGE) - reinterpret_cast<uintptr_t>(p);
+        slabs_.push_back({static_cast<uint8_t*>(p), size, skip});
+    }
+    Slab& slab = slabs_.back();
+    uint8_t* data = slab.data + slab.used;
+    slab.used += bytes;
+    return data;
+}
+
+Matrix::Matrix(const Format& format, const uint8_t* raw, size_t row_bytes, int rows, int cols, Team& team, Store& store)
     : format(format), rows(rows), cols(cols), panels((rows + PANEL - 1) / PANEL),
       blocks(is_plain(format.codes) ? 0 : cols / BLOCK),
-      scale_bytes_((scale_bytes(format.scales, blocks) + 63) / 64 * 64),
-      panel_bytes_(scale_bytes_ + (size_t(blocks ? blocks : cols) * code_bytes(format.codes) + 63) / 64 * 64),
-      data_(allocate(panel_bytes_ * size_t(panels))) {
+      scale_bytes_(round_up(scale_bytes(format.scales, blocks), 64)),
+      panel_bytes_(scale_bytes_ + round_up(size_t(blocks ? blocks : cols) * code_bytes(format.codes), 64)),
+      data_(store.take(panel_bytes_ * size_t(panels))) {
     team.run([&](int) {
         for (long p; (p = team.claim()) < panels;) pack_panel(int(p), raw, row_bytes);
     });
 }
 
 void Matrix::pack_panel(int panel, const uint8_t* raw, size_t row_bytes) {
-    uint8_t* scales = data_.get() + size_t(panel) * panel_bytes_;
+    uint8_t* scales = data_ + size_t(panel) * panel_bytes_;
     uint8_t* codes = scales + scale_bytes_;
-    memset(scales, 0, panel_bytes_);
     for (int lane = 0; lane < PANEL && panel * PANEL + lane < rows; lane++) {
         const uint8_t* row = raw + size_t(panel * PANEL + lane) * row_bytes;
         if (is_plain(format.codes)) {

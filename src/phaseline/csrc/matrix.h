@@ -2,8 +2,8 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <string>
+#include <vector>
 
 #include "team.h"
 
@@ -64,16 +64,36 @@ constexpr size_t scale_bytes(Scales s, int blocks) {  // per panel
 
 constexpr bool is_plain(Codes c) { return c == Codes::F32 || c == Codes::F16 || c == Codes::BF16; }
 
+// The memory of a model's packed weights: slabs backed by huge pages, so that streaming through them misses no
+// translation. Sole owner; matrices point into it.
+class Store {
+  public:
+    ~Store();
+    Store() = default;
+    Store(const Store&) = delete;
+    Store& operator=(const Store&) = delete;
+
+    // `bytes` of memory, zeroed, on a cache line.
+    uint8_t* take(size_t bytes);
+
+  private:
+    struct Slab {
+        uint8_t* data;
+        size_t bytes, used;
+    };
+    std::vector<Slab> slabs_;
+};
+
 // A packed weight of `rows` outputs and `cols` inputs; the last panel is padded with zeros.
 class Matrix {
   public:
-    // `raw` holds rows * row_bytes bytes in the file's layout. Packing runs on the whole team.
-    Matrix(const Format& format, const uint8_t* raw, size_t row_bytes, int rows, int cols, Team& team);
+    // `raw` holds rows * row_bytes bytes in the file's layout. Packing runs on the whole team. `store` outlives it.
+    Matrix(const Format& format, const uint8_t* raw, size_t row_bytes, int rows, int cols, Team& team, Store& store);
 
     const Format& format;
     const int rows, cols, panels, blocks;
 
-    const uint8_t* scales(int panel) const { return data_.get() + size_t(panel) * panel_bytes_; }
+    const uint8_t* scales(int panel) const { return data_ + size_t(panel) * panel_bytes_; }
     const uint8_t* codes(int panel) const { return scales(panel) + scale_bytes_; }
     size_t nbytes() const { return panel_bytes_ * size_t(panels); }
 
@@ -83,11 +103,8 @@ class Matrix {
   private:
     void pack_panel(int panel, const uint8_t* raw, size_t row_bytes);
 
-    struct Free {
-        void operator()(uint8_t* p) const;
-    };
     size_t scale_bytes_, panel_bytes_;
-    std::unique_ptr<uint8_t[], Free> data_;
+    uint8_t* data_;
 };
 
 }  // namespace phaseline

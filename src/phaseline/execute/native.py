@@ -152,13 +152,14 @@ class _Weights:
     """Packs each tensor once, however many operations read it, and lets go of the file's pages behind it."""
 
     def __init__(self, file: ModelFile, team: _native.Team) -> None:
-        self._file, self._team = file, team
+        self._file, self._team, self._store = file, team, _native.Store()
         self._matrices: dict[str, _native.Matrix] = {}
 
     def matrix(self, name: str) -> _native.Matrix:
         if name not in self._matrices:
             info = self._file.tensors[name]
-            self._matrices[name] = _native.pack(info.format.name, self._file.raw(name), info.shape[-1], self._team)
+            raw = self._file.raw(name)
+            self._matrices[name] = _native.pack(info.format.name, raw, info.shape[-1], self._team, self._store)
             self._file.release(name)
         return self._matrices[name]
 

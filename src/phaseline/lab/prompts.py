@@ -23,7 +23,7 @@ hair half hall hand happy hard hat head heart heat heavy help high hill hold hom
 iron job join jump keep key kind king lake land large late leaf learn leg light line list long look love low map
 mark meat metal milk mind moon mouth move music name neck new night north nose note oil old open page paper park
 part path pen plan plant plate play point pool post press price quick quiet race radio rain read red rest rice rich
-ring river road rock room root round row rule run salt sand school sea seat seed ship shirt shop short side sign
+ring river road rock room root round row rule run salt sand sea seat seed ship shirt shop short side sign
 sit size skin sky sleep slow small snow soft soil song sound south space star start step stone store storm story
 sugar sun sweet table tail talk tall team ten test thin three time
 """

@@ -3,7 +3,9 @@
 import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from statistics import fmean, stdev
+from statistics import fmean
+
+import numpy as np
 
 from phaseline.errors import PhaselineError, RequestError
 
@@ -115,7 +117,7 @@ class RateSearch:
                 raise PhaselineError(f"at {rate:g} requests/s the attainment was {attainment}: it is a fraction")
             seen.append(attainment)
             mean = fmean(seen)
-            error = max(floor, stdev(seen) if len(seen) > 1 else 0.0) / math.sqrt(len(seen))
+            error = max(floor, float(np.std(seen, ddof=1)) if len(seen) > 1 else 0.0) / math.sqrt(len(seen))
             above = mean - self.margin * error >= self.target
             sure = above or mean + self.margin * error < self.target
             if len(seen) >= self.least and (sure or len(seen) == self.most):
@@ -125,6 +127,8 @@ class RateSearch:
         goal = f"{self.target:.0%} of requests within the objectives"
         if good is None:
             return f"not even {self.low:g} requests/s keeps {goal}"
-        limit = "the highest rate allowed" if bad is None else f"{bad:.3g} does not"
+        limit = f"{bad:.3g} does not" if bad is not None else "nothing above it was tried"
+        if good == self.high:
+            limit = "and no higher rate was allowed"
         sureness = "seen twice" if confirmed else "not confirmed: the runs allowed were used up"
         return f"{good:.3g} requests/s keeps {goal}, {limit} ({sureness})"

@@ -10,6 +10,8 @@ using namespace phaseline;
 
 namespace {
 
+constexpr size_t PREFETCH = 4096;  // bytes ahead in a panel, for few rows: the hardware stops at every small page
+
 // Quantised panel times a tile of M rows: y[r] = sum over blocks, in order.
 template <Codes C, Scales S, int OFFSET, int M>
 void quant_tile(const Matrix& w, int panel, const QuantBlock* a, Float* y) {
@@ -18,6 +20,8 @@ void quant_tile(const Matrix& w, int panel, const QuantBlock* a, Float* y) {
     Float acc[M];
     for (int r = 0; r < M; r++) acc[r] = zero();
     for (int b = 0; b < w.blocks; b++, codes += code_bytes(C), a += M) {
+        if constexpr (M <= 2)
+            for (size_t line = 0; line < code_bytes(C); line += 64) __builtin_prefetch(codes + PREFETCH + line);
         const Scale s = scale_at<S>(scales, b);
         Dot<M> first;
         first.step(0, codes_at<C, 0>(codes), a);

@@ -86,6 +86,7 @@ def measure_phases(
     *,
     model: Mapping[str, Any],
     chunk: int = 512,
+    mode: str | None = None,
     full: bool = False,
     repeats: int | None = None,
     seed: int = 0,
@@ -95,7 +96,8 @@ def measure_phases(
     """Measure and return the record: model, machine with ceilings, build, results, phase ratios.
 
     Rows hold every sample in `seconds`: of a prefill, from sending the prompt to its first token; of a decode, the
-    mean gap of one stream's tokens (TPOT). A quick run ends early, after three rounds or more, when time is up.
+    mean gap of one stream's tokens (TPOT). `mode` leaves out prompts read in other ways. A quick run ends early, after
+    three rounds or more, when time is up.
     Several streams decode together only where a chunk holds all their prompts: else some would still read theirs.
     """
     if system.context < _LEAST_CONTEXT:
@@ -108,7 +110,8 @@ def measure_phases(
     cells = [
         c
         for c in plan_cells(system.context, chunk, full=full)
-        if c.streams == 1 or (c.streams <= system.max_running and c.streams * c.context <= chunk)
+        if (c.streams == 1 or (c.streams <= system.max_running and c.streams * c.context <= chunk))
+        and (mode in (None, c.mode) or (c.phase == "decode" and c.mode == "chunk"))
     ]
     rounds = repeats or (7 if full else 5)
     footprints = [int(step_cost(program, c.steps(kv_bytes)[0]).bytes) for c in cells if c.phase == "decode"]

@@ -31,12 +31,12 @@ _REMEMBERED = 10_000  # requests
 async def serving(script: Script, port: int = 0, tls: ssl.SSLContext | None = None) -> AsyncGenerator[str, None]:
     """Serve within this event loop, on the loopback interface; yields the base URL."""
     server = _Server(script)
-    listener = await asyncio.start_server(server.connection, "127.0.0.1", port, ssl=tls)
+    listener = await asyncio.start_server(server.accept, "127.0.0.1", port, ssl=tls)
     try:
         yield f"{'https' if tls else 'http'}://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
     finally:
         listener.close()
-        for task in tuple(server.connections):
+        for task in server.connections:
             task.cancel()
         await asyncio.gather(*server.connections, return_exceptions=True)
 
@@ -52,10 +52,12 @@ class _Server:
         self._sent: dict[str, Trace] = {}
         self.connections: set[asyncio.Task[None]] = set()
 
-    async def connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._converse(reader, writer))
         self.connections.add(task)
+        task.add_done_callback(self.connections.discard)
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
@@ -70,7 +72,6 @@ class _Server:
         except (_Gone, OSError, asyncio.IncompleteReadError):
             pass
         finally:
-            self.connections.discard(task)
             writer.transport.abort()
 
     def _page(self, path: str) -> tuple[int, Any]:
