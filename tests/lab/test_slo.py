@@ -65,6 +65,17 @@ def test_runs_are_repeated_only_where_noise_could_turn_the_verdict() -> None:
     assert all(probe.sure or len(probe.attainments) == 6 for probe in found.probes)
 
 
+def test_equal_runs_near_the_target_are_not_taken_for_certain() -> None:
+    search = RateSearch(0.9, 1.0, 1.0, requests=100)
+    assert [len(probe.attainments) for probe in search.run(lambda rate: 0.92).probes] == [6, 6]
+    assert [len(probe.attainments) for probe in search.run(lambda rate: 0.98).probes] == [2, 2]
+
+
+def test_the_gap_is_halved_in_the_logarithm() -> None:
+    found = RateSearch(0.9, 1.0, 100.0, requests=100, resolution=0.5).run(cliff(3.0))
+    assert [probe.rate for probe in found.probes] == pytest.approx([1, 2, 4, math.sqrt(8), math.sqrt(8)])
+
+
 def test_a_lucky_pass_is_not_the_answer() -> None:
     seen: list[float] = []
 

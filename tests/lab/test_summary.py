@@ -126,6 +126,8 @@ def test_from_due_counts_the_waiting() -> None:
     assert "100 requests/s were due, 33.3 were sent" in summary["notes"]
     assert (summary["late_requests"], summary["max_client_lag_ms"]) == (2, pytest.approx(40))
     assert any("sent 2 of 3 requests more than 10 ms late, the worst by 40 ms" in note for note in summary["notes"])
+    end_to_end = summarise(traces, 1.0, objectives=Objectives(e2el=0.130))
+    assert (end_to_end["slo_attainment"], end_to_end["slo_attainment_from_due"]) == (1.0, pytest.approx(1 / 3))
     on_time = summarise(traces[:1], 1.0)
     assert (on_time["late_requests"], on_time["mean_client_lag_ms"]) == (0, 0.0)
     mixed = summarise([*traces, trace(60, (160,))], 1.0, objectives=Objectives(ttft=1.0))
@@ -198,14 +200,15 @@ A, B = Asked(1, "a"), Asked(1, "b")
         ),
         ([trace(0, (9,), cached_tokens=0), trace(9, (18,), cached_tokens=0)], [A, B], "none", "no token was cached"),
         ([trace(0, (9,), cached_tokens=0), trace(9, (18,))], [A, B], "unknown", "does not report"),
-        ([trace(0, (9,)), trace(9, (18,))], [A, B], "unknown", "no prompt was repeated"),
-        ([trace(0, (9,)), trace(9, (18,))], None, "unknown", "no prompt was repeated"),
-        ([], None, "unknown", "no prompt was repeated"),
+        ([trace(0, (9,)), trace(9, (18,))], [A, B], "unknown", "known to be asked again"),
+        ([trace(0, (9,)), trace(9, (18,))], None, "unknown", "known to be asked again"),
+        ([], None, "unknown", "known to be asked again"),
         ([trace(0, (9,)), trace(10, (14,))], [A, A], "suspected", "1 of 1 prompts asked again"),
         ([trace(0, (9,)), trace(10, (15,))], [A, A], "none", "0 of 1 prompts asked again"),
-        ([trace(0, (9,)), trace(8, (12,))], [A, A], "unknown", "no prompt was repeated"),  # before the first answer
-        ([trace(0, (9,), error="reset"), trace(10, (14,))], [A, A], "unknown", "no prompt was repeated"),
+        ([trace(0, (9,)), trace(8, (12,))], [A, A], "unknown", "known to be asked again"),  # before the first answer
+        ([trace(0, (9,), error="reset"), trace(10, (14,))], [A, A], "unknown", "known to be asked again"),
         ([trace(10, (14,)), trace(0, (9,))], [A, A], "suspected", "1 of 1 prompts asked again"),
+        ([trace(0, (9,)), trace(10, (14,)), trace(20, (29,))], [A] * 3, "suspected", "1 of 2 prompts asked again"),
         ([trace(0, (9,)), trace(10, (14,)), trace(20, (29,)), trace(30, (39,))], [A] * 4, "none", "1 of 3 prompts"),
         ([trace(0, (9,)), trace(10, (14,), cached_tokens=0)], [A, A], "suspected", "1 of 1 prompts asked again"),
     ],

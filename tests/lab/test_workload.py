@@ -142,6 +142,7 @@ def test_equal_prompts_have_equal_digests() -> None:
     facts = [asked(Ask(prompt, 4)) for prompt in ([1, 2], (1, 2), range(1, 3), [1, 3], [1, 2, 0], "1 2", "")]
     assert facts[0] == facts[1] == facts[2]
     assert len({fact.prompt_digest for fact in facts}) == 5
+    assert asked(Ask([1], 4)) != asked(Ask("\1" + "\0" * 7, 4))  # the same bytes
     assert asked(Ask([1, 2], 5)).max_tokens == 5
 
 

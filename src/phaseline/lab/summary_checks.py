@@ -83,7 +83,10 @@ def cache_hits(traces: Sequence[Trace], asked: Sequence[Asked] | None = None) ->
     elif len(cached) == len(traces) > 0:
         verdict, how = "none", "the server reports for each request that no token was cached"
     else:
-        verdict, how = "unknown", "the server does not report cached tokens of each request, and no prompt was repeated"
+        verdict, how = (
+            "unknown",
+            "the server does not report cached tokens of each request, and no prompt is known to be asked again",
+        )
     total = sum(cached) if cached else None
     return {"verdict": verdict, "how": how, "cached_tokens": total, "hits": hits, "repeats": len(ratios), "fast": fast}
 

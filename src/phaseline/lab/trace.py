@@ -46,6 +46,7 @@ class Trace:
     cached_tokens: int | None = None
     output_tokens: int | None = None
     finish_reason: str | None = None
+    timings: Mapping[str, Any] | None = None  # as llama.cpp's server spells them
 
     def __post_init__(self) -> None:
         times = [self.sent_ns, *(event.t_ns for event in self.events), self.end_ns]

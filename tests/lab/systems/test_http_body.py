@@ -1,5 +1,7 @@
 """The frames of HTTP bodies: however the bytes are cut, the same content."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +19,7 @@ def chunked(contents: list[bytes], extension: bytes = b"", trailer: bytes = b"")
 
 def feed(body: Body, data: bytes, places: list[int]) -> bytes:
     edges = [0, *sorted(place % (len(data) + 1) for place in places), len(data)]
-    return b"".join(body.feed(data[a:b]) for a, b in zip(edges, edges[1:], strict=False))
+    return b"".join(body.feed(data[a:b]) for a, b in pairwise(edges))
 
 
 @given(_CONTENTS, st.sampled_from([b"", b";a=b", b" "]), st.sampled_from([b"", b"A: b\r\nC: d\r\n"]), st.data())
@@ -30,13 +32,8 @@ def test_chunks(contents: list[bytes], extension: bytes, trailer: bytes, data: s
 
 def test_content_comes_out_at_once() -> None:
     body = ChunkedBody()
-    assert [body.feed(part) for part in (b"5\r\nab", b"c", b"de\r", b"\n0\r\n", b"\r\n")] == [
-        b"ab",
-        b"c",
-        b"de",
-        b"",
-        b"",
-    ]
+    parts = [b"5\r\nab", b"c", b"de\r", b"\n0\r\n", b"\r\n"]
+    assert [body.feed(part) for part in parts] == [b"ab", b"c", b"de", b"", b""]
     assert body.done
 
 

@@ -77,9 +77,8 @@ def test_a_running_count_must_run_from_the_start() -> None:
 
 def test_a_running_count_goes_before_a_list() -> None:
     """llama.cpp lists one log-probability for a text that took several tokens."""
-    assert [p.tokens for p in read(text("é", choice={"logprobs": {"tokens": ["é"]}}, timings={"predicted_n": 2}))][
-        0
-    ] == 2
+    first, *_ = read(text("é", choice={"logprobs": {"tokens": ["é"]}}, timings={"predicted_n": 2}))
+    assert first.tokens == 2
 
 
 def test_facts() -> None:
@@ -89,12 +88,8 @@ def test_facts() -> None:
     assert read({"usage": usage | {"prompt_tokens_details": None}}) == [
         Piece(META, facts={"prompt_tokens": 5, "output_tokens": 2})
     ]
-    last = {
-        "choices": [{"delta": {"content": "a"}, "finish_reason": "stop"}],
-        "timings": {"prompt_n": 3},
-        "usage": None,
-    }
-    assert read(last) == [
+    last = {"choices": [{"delta": {"content": "a"}, "finish_reason": "stop"}], "usage": None}
+    assert read(last | {"timings": {"prompt_n": 3}}) == [
         Piece("text", None, "a"),
         Piece(META, facts={"finish_reason": "stop", "timings": {"prompt_n": 3}}),
     ]

@@ -1,6 +1,6 @@
 """What the lab asks of a system under test. Systems carry no clocks: `lab.drive` stamps what they do."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -64,7 +64,7 @@ class StreamSystem(Protocol):
 
     name: str
 
-    def generate(self, ask: Ask) -> AsyncIterator[Sequence[Piece]]:
+    def generate(self, ask: Ask) -> AsyncGenerator[Sequence[Piece], None]:
         """Serve one stream: yields together what arrived together, as it arrives. Raises StreamFault if it fails.
 
         Closing the iterator cancels the stream.

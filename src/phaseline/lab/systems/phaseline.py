@@ -1,14 +1,17 @@
-"""Our own engine as a system under test, in this process."""
+"""Our own engine as a system under test, in this process: step by step, or as streams."""
 
-from collections.abc import Sequence
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
 from phaseline.engine.engine import Engine
-from phaseline.engine.types import Request, SamplingParams
-from phaseline.errors import CapacityError, UnsupportedError
+from phaseline.engine.types import Delta, Request, SamplingParams
+from phaseline.errors import CapacityError, PhaselineError, UnsupportedError
 from phaseline.execute.native import NativeExecutor
-from phaseline.lab.systems.base import Arrival
+from phaseline.lab.systems.base import Arrival, Ask, Piece, StreamFault
+from phaseline.lab.trace import META
 
 
 class PhaselineSystem:
@@ -65,3 +68,77 @@ class PhaselineSystem:
     def build(self) -> dict[str, Any]:
         """What produced the figures, for the record."""
         return {"level": self.executor.level, "threads": self.executor.team.size, "page_size": self.executor.page_size}
+
+
+class PhaselineStreams:
+    """The same engine as a system of streams. When no stream has anything to hand out, one runs the engine's next step.
+
+    A step keeps the event loop, and so the clock, waiting: what becomes due meanwhile is sent when it ends, which is
+    also when the engine could first have taken it.
+    """
+
+    name = "phaseline"
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._arrived: dict[str, deque[Delta]] = {}
+        self._ids = count()
+
+    async def generate(self, ask: Ask) -> AsyncGenerator[Sequence[Piece], None]:
+        request = self._request(ask)
+        self._arrived[request.id] = arrived = deque[Delta]()
+        ended = False
+        try:
+            self._engine.submit(request)
+            while not ended:
+                while not arrived:
+                    if not any(self._arrived.values()):  # everybody has taken what the last step brought
+                        self._step()
+                    await asyncio.sleep(0)
+                delta = arrived.popleft()
+                ended = delta.finish_reason is not None
+                yield _pieces(delta, request)
+        except PhaselineError as error:
+            raise StreamFault(str(error)) from error
+        finally:
+            del self._arrived[request.id]
+            if not ended:
+                self._engine.abort(request.id)
+
+    async def describe(self) -> Mapping[str, Any]:
+        scheduler = self._engine.scheduler
+        facts = {"context": scheduler.context, "chunk": scheduler.chunk, "max_running": scheduler.max_running}
+        if isinstance(self._engine.executor, NativeExecutor):
+            facts |= PhaselineSystem(self._engine).build()
+        return facts
+
+    async def close(self) -> None:
+        self._engine.close()
+
+    def _step(self) -> None:
+        for delta in self._engine.step():
+            if delta.request_id in self._arrived:
+                self._arrived[delta.request_id].append(delta)
+
+    def _request(self, ask: Ask) -> Request:
+        prompt = ask.prompt
+        if isinstance(prompt, str):
+            if self._engine.tokenizer is None:
+                raise StreamFault("this engine has no tokenizer: ask with token ids")
+            prompt = self._engine.tokenizer.encode(prompt)
+        least = 0 if ask.min_tokens is None else ask.min_tokens
+        options = {"seed": 0} | dict(ask.options)
+        params = SamplingParams(max_tokens=ask.max_tokens, min_tokens=least, ignore_eos=ask.ignore_eos, **options)
+        return Request(f"ask-{next(self._ids)}", list(prompt), params)
+
+
+def _pieces(delta: Delta, request: Request) -> list[Piece]:
+    pieces = [Piece("text", len(delta.token_ids), delta.text)] if delta.token_ids else []
+    if delta.finish_reason is not None:
+        facts = {
+            "prompt_tokens": len(request.prompt),
+            "cached_tokens": delta.cached_tokens,
+            "finish_reason": delta.finish_reason.value,
+        }
+        pieces.append(Piece(META, facts=facts))
+    return pieces
