@@ -1,12 +1,17 @@
 """Shared fixtures: the real model, fetched once through the package's own door, and texts to feed it."""
 
-from pathlib import Path
+import os
 
-import pytest
-from hypothesis import HealthCheck, settings
+# Two threads of a BLAS for products of a few rows cost more than they bring, and fight with the kernels for cores.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from phaseline.errors import PhaselineError
-from phaseline.files.zoo import pull
+from pathlib import Path  # noqa: E402
+
+import pytest  # noqa: E402
+from hypothesis import HealthCheck, settings  # noqa: E402
+
+from phaseline.errors import PhaselineError  # noqa: E402
+from phaseline.files.zoo import pull  # noqa: E402
 
 settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 

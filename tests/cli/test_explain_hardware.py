@@ -63,7 +63,7 @@ def test_the_quiz_as_it_is_printed(phaseline: Run) -> None:
     assert many[3:8] == ["4.87", "compute", "16", "bandwidth", "20.9"]
     assert "largest batch that fits: 275" in done.stdout
     assumed = [line for line in done.stdout.splitlines() if line.startswith("- ")]
-    for word in ("vendor's, dense", "16 share", "in bf16", "launching costs nothing", "8192 positions", "activations"):
+    for word in ("vendor's, dense", "16 chips share", "in bf16", "launching", "8192 positions", "activations"):
         assert any(word in line for line in assumed), word
     assert "finding: batch 4: at least 2.54 ms (bandwidth-bound products" in done.stdout
 
@@ -91,6 +91,8 @@ def test_a_mixture_of_experts_from_its_config(explain: Any, phaseline: Run, mixt
         assert row["bytes"] == pytest.approx(shared + routed / 8 * row["distinct"])
         assert row["amortisable"] == pytest.approx(1 - row["bytes"] / (row["rows"] * (shared + routed)))
     assert found["critical_batch_experts"] == pytest.approx(found["critical_batch"] * 16)
+    wide = explain(mixture, "--hardware", "h100", "--kv-type", "f32")
+    assert wide["kv"]["bytes_per_position"] == 2 * found["kv"]["bytes_per_position"] == 48 * 2 * 4 * 128 * 4
     assert any("uniformly" in text for text in found["assumptions"])
     shown = phaseline("explain", mixture, "--hardware", "h100")
     assert shown.returncode == 0 and "8 experts of 128" in shown.stdout and "saved by" in shown.stdout
@@ -117,7 +119,7 @@ def test_this_machine_is_measured(explain: Any, tiny: str) -> None:
     assert found["case"]["compute"] == "f32"  # the tiny model's weights are
     assert explain(tiny, "--hardware", "this", "--weight-bits", "4")["case"]["compute"] == "quant"
     assert found["hardware"]["bandwidth"] > 0 and found["hardware"]["memory"] > 0
-    assert found["steps"][-1]["fits"] is True
+    assert found["steps"][-1]["fits"] is True and found["hardware"]["attention"] == "f32"
     assert any("measured on this machine" in text for text in found["assumptions"])
 
 
@@ -130,6 +132,12 @@ def test_what_is_not_known_is_null(explain: Any, phaseline: Run) -> None:
     assert any("attention costs nothing" in text for text in found["assumptions"])
     shown = phaseline("explain", *asked).stdout
     assert "unknown" in shown and "largest batch" not in shown
+
+
+def test_wider_keys_hold_fewer_elements(explain: Any) -> None:
+    narrow, wide = explain(*QUIZ), explain(*QUIZ, "--kv-type", "f32")
+    assert narrow["kv"] == wide["kv"]
+    assert narrow["steps"][0]["attention_s"] == pytest.approx(2 * wide["steps"][0]["attention_s"], rel=0.05)
 
 
 def test_memory_and_launch_bound_the_answer(explain: Any, phaseline: Run) -> None:

@@ -169,6 +169,14 @@ def test_the_end_of_sequence_ends_unless_ignored(engine: Engine) -> None:
     assert (last.token_ids, last.finish_reason) == ([EOS], FinishReason.STOP)
 
 
+def test_stop_strings_count_only_after_min_tokens(engine: Engine) -> None:
+    assert engine.tokenizer is not None
+    (letter,) = engine.tokenizer.encode("a")
+    answer = engine.generate([5], always(letter, max_tokens=20, min_tokens=5, stop=["aa"]))
+    assert (answer.text, answer.finish_reason) == ("aaaaa", FinishReason.STOP)
+    assert len(answer.token_ids) == 7
+
+
 @pytest.mark.parametrize("others", [{}, {"temperature": 1.0, "seed": 2}])
 def test_no_end_is_drawn_before_min_tokens(engine: Engine, others: dict[str, Any]) -> None:
     answer = engine.generate([5], always(EOS, max_tokens=20, min_tokens=5, stop_ids=[7], **others))

@@ -95,6 +95,16 @@ MEMINFO = {"proc/meminfo": "MemTotal:       9000 kB\nMemAvailable:   4000 kB\nHu
             },
             600_000,
         ),
+        # the cache of files counts as used, and is given up when memory is asked for
+        (
+            {
+                "proc/self/cgroup": "0::/\n",
+                "sys/fs/cgroup/memory.max": "3000000\n",
+                "sys/fs/cgroup/memory.current": "2900000\n",
+                "sys/fs/cgroup/memory.stat": "anon 100000\nactive_file 500000\ninactive_file 1500000\n",
+            },
+            2_100_000,
+        ),
         # more than the host has
         (
             {

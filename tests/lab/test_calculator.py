@@ -1,6 +1,7 @@
 """The paper calculator's functions, against worked cases that are published or can be counted."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -20,9 +21,7 @@ from phaseline.lab import (
     step_time,
 )
 from phaseline.lab.calculator import step_bound
-from phaseline.lab.estimate import Case, estimate
-from phaseline.lab.hardware import HARDWARE, Hardware, hardware_named
-from phaseline.lab.shapes import shape_from_params
+from phaseline.lab.hardware import HARDWARE, hardware_named
 
 MS = 1e-3
 # 30 B dense parameters in int8 on 16 chips of 197 TFLOP/s (bf16) and 0.81 TB/s; 8192 positions of 100 kB a stream
@@ -46,19 +45,6 @@ def test_the_quiz_at_batch_256_is_compute_bound_in_its_products_alone() -> None:
     assert (bound.product_limit, bound.attention_limit) == ("compute", "bandwidth")
     assert bound.products == pytest.approx(2 * 256 * 30e9 / CHIPS["flops"])
     assert bound.attention == pytest.approx(256 * STREAM / CHIPS["bandwidth"])
-
-
-def test_the_whole_quiz_through_the_estimate() -> None:
-    shape = shape_from_params(30e9, weight_bits=8, kv_bytes_per_token=100e3)
-    chip = Hardware("quiz", {"bf16": 197e12}, 0.81e12, 16e9, "a textbook")
-    found = estimate(shape, chip.times(16), Case(context=8192, batches=(4, 256), chunk=512, compute="bf16"))
-    few, many = found["steps"][1:]
-    assert (few["step_s"], many["step_s"]) == (pytest.approx(2.57 * MS, rel=0.01), pytest.approx(21.05 * MS, rel=0.01))
-    assert (few["product_limit"], few["attention_limit"]) == ("bandwidth", "bandwidth")
-    assert (many["product_limit"], many["attention_limit"]) == ("compute", "bandwidth")
-    assert found["largest_batch"] == 275 == (16 * 16e9 - 30e9) // STREAM
-    assert found["critical_batch"] == pytest.approx(243 / 2, rel=0.01)  # a parameter of one byte
-    assert found["kv"] == {"bytes_per_position": 100e3, "bytes_per_stream": STREAM}
 
 
 def test_critical_batches_of_known_chips() -> None:
@@ -111,6 +97,15 @@ def test_attention_intensity_in_decode_never_reaches_the_group(context: int) -> 
     assert attention_intensity(context, 1, group=4) < 4
 
 
+def test_many_queries_per_key_make_attention_compute_bound() -> None:
+    part = {"flops": 100.0, "bandwidth": 1.0, "product_flops": 1.0, "product_bytes": 1.0, "attention_bytes": 10.0}
+    few, many = (step_bound(**part, attention_flops=group * 10.0) for group in (8, 800))
+    assert (few.attention_limit, few.attention) == ("bandwidth", 10.0)
+    assert (many.attention_limit, many.attention, many.seconds) == ("compute", 80.0, 81.0)
+    other = step_bound(**part, attention_flops=8000.0, attention_rate=50.0)  # attention computes in a type of its own
+    assert (other.attention, other.products) == (160.0, 1.0)
+
+
 def test_a_step_never_takes_less_than_its_launch() -> None:
     arguments = {"param_bytes": 1.0, "attention_bytes": STREAM, **CHIPS}
     free = step_time(1, 30e9, **arguments)
@@ -149,12 +144,6 @@ def test_a_7b_model_in_16_bits_on_303_gb_per_s() -> None:
     weights = 7e9 * 2
     assert weights == 14e9
     assert decode_floor(weights, 303e9) == pytest.approx(46 * MS, rel=0.01)
-    chip = Hardware("card", {"bf16": 100e12}, 303e9, 24e9, "a data sheet")
-    case = Case(context=1024, batches=(1,), chunk=512, compute="bf16")
-    found = estimate(shape_from_params(7e9), chip, case)
-    assert found["shape"]["weight_bytes"] == 14e9
-    assert found["decode_floor"]["seconds"] == pytest.approx(46 * MS, rel=0.01)
-    assert found["decode_floor"]["tok_s"] == pytest.approx(21.6, rel=0.01)
 
 
 def test_keys_and_values_and_how_many_streams_of_them_fit() -> None:
@@ -168,18 +157,19 @@ def test_keys_and_values_and_how_many_streams_of_them_fit() -> None:
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, math.inf, math.nan])
 def test_what_is_no_size_is_refused_by_name(wrong: float) -> None:
-    for name, call in {
+    calls: dict[str, Callable[[], object]] = {
         "batch": lambda: mlp_intensity(wrong, 1),
         "group": lambda: attention_intensity(1, 1, wrong),
         "bandwidth": lambda: critical_batch(1, wrong),
         "rows": lambda: product_limit(wrong, 240),
         "params": lambda: step_time(1, wrong, flops=1, bandwidth=1),
         "flops": lambda: step_time(1, 1, flops=wrong, bandwidth=1),
-        "head_dim": lambda: kv_bytes(1, 1, wrong),  # type: ignore[arg-type]
+        "element_bytes": lambda: kv_bytes(1, 1, 1, element_bytes=wrong),
         "stream_bytes": lambda: largest_batch(1, 1, wrong),
         "weight_bytes": lambda: decode_floor(wrong, 1),
         "expert_bytes": lambda: amortisable_share(1, wrong, 2, 1, 1),
-    }.items():
+    }
+    for name, call in calls.items():
         with pytest.raises(RequestError, match=f"{name} = "):
             call()
 

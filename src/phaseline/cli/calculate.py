@@ -157,6 +157,8 @@ def _heading(record: Mapping[str, Any]) -> list[str]:
 
 
 def _steps(steps: Sequence[Mapping[str, Any]]) -> "Table":
+    from phaseline.cli.show import figure
+
     table = _bare_table("phase")
     headers = ("rows", "weights\nFLOP/B", "products\nms", "\nlimit", "attention\nms", "\nlimit")
     for header in (*headers, "step\nms, at least", "\ntok/s, at most"):
@@ -167,13 +169,13 @@ def _steps(steps: Sequence[Mapping[str, Any]]) -> "Table":
         table.add_row(
             step["phase"],
             str(step["rows"]),
-            f"{step['product_flops_per_byte']:.3g}",
+            figure(step["product_flops_per_byte"], 3),
             _ms(step["products_s"]),
             step["product_limit"],
             "unknown" if attention is None else _ms(attention),
             step["attention_limit"],
             _ms(step["step_s"]) + " (launch)" * step["launch_bound"],
-            f"{step['tok_s']:.0f}" if step["tok_s"] >= 100 else f"{step['tok_s']:.3g}",
+            figure(step["tok_s"], 3),
             "yes" if step["fits"] else "no",
         )
     return table
@@ -185,11 +187,13 @@ def _lines(record: Mapping[str, Any]) -> list[str]:
     context, kv, floor = record["case"]["context"], record["kv"], record["decode_floor"]
     shape, intensity = record["shape"], record["attention_intensity"]
     experts = f"; the routed experts' from {record['critical_batch_experts']:.0f}" if record["experts"] else ""
+    counted = "unknown" if intensity["decode_counted"] is None else figure(intensity["decode_counted"], 3)
     lines = [
         f"critical batch: from {record['critical_batch']:.0f} rows on, weight products are compute-bound{experts} "
         "(peak / bandwidth x bytes per parameter / 2)",
         f"attention at context {context}: {figure(intensity['prefill'])} FLOP/B in prefill, "
-        f"{intensity['decode']:.3g} in decode whatever the batch (S T / (S + T) x query heads per key head)",
+        f"{intensity['decode']:.3g} in decode whatever the batch (S T / (S + T) x query heads per key head, two-byte "
+        f"elements; counted over what this model stores: {counted})",
     ]
     if record["largest_batch"] is not None:
         lines.append(
@@ -209,8 +213,8 @@ def _shares(experts: Mapping[str, Any]) -> str:
     shared, routed = si(experts["shared_bytes"]), si(experts["routed_bytes"])
     return (
         f"experts: a row reads {shared}B that all rows share, and {routed}B of its {experts['active']} experts of "
-        f"{experts['experts']}: {experts['shared_fraction']:.0%} is shared, and chunking saves more than that only where "
-        "rows share experts"
+        f"{experts['experts']}: {experts['shared_fraction']:.0%} is shared, and chunking saves more than that only "
+        "where rows share experts"
     )
 
 
@@ -244,4 +248,6 @@ def _flag(name: str) -> str:
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g}" if seconds < 1 else f"{seconds * 1e3:.0f}"
+    from phaseline.cli.show import figure
+
+    return figure(seconds * 1e3, 3)

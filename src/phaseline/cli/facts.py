@@ -22,14 +22,19 @@ def check_out(args: argparse.Namespace) -> None:
 
 
 def emit(args: argparse.Namespace, record: Mapping[str, Any]) -> None:
-    """The record, to wherever `--out` and `--json` want it: whole, even if it is interrupted by then."""
+    """The record, to wherever `--out` and `--json` want it: whole, even if it is interrupted by then.
+
+    It is printed even where it cannot be written: the measurement is not lost to a full disk.
+    """
     from phaseline.lab.records import to_json, write_record
 
     with deferred_interrupts():
-        if args.out:
-            write_record(args.out, record)
-        if args.json:
-            print(to_json(record), flush=True)
+        try:
+            if args.out:
+                write_record(args.out, record)
+        finally:
+            if args.json:
+                print(to_json(record), flush=True)
 
 
 def read_model(name: str) -> tuple[dict[str, Any], "Program"]:

@@ -1,12 +1,12 @@
 """`phaseline measure`: prefill and decode of a model on this machine."""
 
 import argparse
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Mapping
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from phaseline.cli.options import add_engine_options, add_model, add_output_options, load_options
+from phaseline.cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     check_out(args)
     options = load_options(args)
     only = options.pop("mode", None)  # the engine is loaded for all of them
-    with closing(load(args.model, **options)) as engine, _progress() as progress:
+    with closing(load(args.model, **options)) as engine, progress_bar() as progress:
         record = measure_phases(
             PhaselineSystem(engine),
             model=read_model(args.model)[0],
@@ -57,21 +57,6 @@ def run(args: argparse.Namespace) -> int:
     if not args.json:
         _print(record)
     return 0
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int, str], None]]:
-    """A bar on standard error that goes away when it is done; nothing where that is no terminal."""
-    if not sys.stderr.isatty():
-        yield lambda done, total, label: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("warm-up", total=None)
-        yield lambda done, total, label: bar.update(task, completed=done, total=total, description=label)
 
 
 def _print(record: Mapping[str, Any]) -> None:

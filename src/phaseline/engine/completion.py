@@ -31,7 +31,8 @@ class Completion:
         self.sink = sink
         self.prompt_logprobs: list[TokenLogprob | None] = []
         self._ends = ends
-        self._text = TextStream(tokenizer, params.stop) if tokenizer else None
+        # Stop strings, like the ids that end a text, count only once min_tokens are there.
+        self._text = TextStream(tokenizer, () if params.min_tokens else params.stop) if tokenizer else None
         self._started = False
 
     def advance(self, token: int, logprobs: Seq[TokenLogprob]) -> Delta:
@@ -41,6 +42,9 @@ class Completion:
         if token in self._ends:  # which the sampler keeps out before min_tokens
             reason = FinishReason.STOP
         elif self._text:
+            params = self.sequence.request.params
+            if params.stop and len(self.sequence.generated) == params.min_tokens + 1:
+                self._text.watch(params.stop)
             text = self._text.push(token)
             if self._text.stopped:
                 reason = FinishReason.STOP
@@ -55,6 +59,8 @@ class Completion:
     def _delta(self, tokens: list[int], text: str, logprobs: Seq[TokenLogprob], reason: FinishReason | None) -> Delta:
         if reason and self._text:
             text += self._text.finish()
+            if self._text.stopped:  # what was held back turned out to hold a stop string
+                reason = FinishReason.STOP
         first, self._started = not self._started, True
         wants_prompt = self.sequence.request.params.prompt_logprobs is not None
         return Delta(

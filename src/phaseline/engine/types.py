@@ -16,7 +16,8 @@ class SamplingParams:
     """How tokens are chosen. Validated by `engine.validate`; nothing here reads a model.
 
     temperature 0 is greedy (ties go to the lower id). Penalties count generated tokens
-    (repetition also the prompt's), as vLLM does.
+    (repetition also the prompt's), as vLLM does. Nothing ends a text before min_tokens: end tokens are not sampled, and
+    stop strings are not looked for.
     """
 
     max_tokens: int = 256

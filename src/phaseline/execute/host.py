@@ -47,8 +47,15 @@ def available_memory(root: Path = _ROOT) -> int:
         limit = (_read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes")).strip()
         used = (_read(folder / "memory.current") or _read(folder / "memory.usage_in_bytes")).strip()
         if limit.isdigit() and used.isdigit():
-            amounts.append(max(0, int(limit) - int(used)))
+            amounts.append(max(0, int(limit) - int(used) + _reclaimable(folder)))
     return min(amounts, default=0)
+
+
+def _reclaimable(folder: Path) -> int:
+    """Bytes of file cache counted as used by a memory group, which it gives up when asked for more."""
+    counts = dict(line.split(None, 1) for line in _read(folder / "memory.stat").splitlines() if " " in line)
+    prefix = "total_" if "total_active_file" in counts else ""  # version 1 has both, with and without its children
+    return sum(int(counts.get(prefix + name, 0)) for name in ("active_file", "inactive_file"))
 
 
 def _control_groups(controller: str, root: Path) -> Iterator[Path]:

@@ -30,6 +30,10 @@ class TextStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._pending = ""  # decoded and held back: a proper prefix of some stop string
 
+    def watch(self, stop: Sequence[str]) -> None:
+        """Look for these stop strings from here on; text given out before is not looked at again."""
+        self._stop, self._longest = tuple(stop), max(map(len, stop), default=0)
+
     def push(self, token_id: int) -> str:
         """The text that is certain once `token_id` has come; "" after a stop."""
         return self._advance(self._decoder.decode(self._tokenizer.token_bytes(token_id)), last=False)

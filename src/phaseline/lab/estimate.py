@@ -60,6 +60,7 @@ def estimate(shape: Shape, hardware: Hardware, case: Case) -> dict[str, Any]:
         "attention_intensity": {
             "prefill": attention_intensity(case.context, case.context, shape.prefill_group),
             "decode": attention_intensity(case.context, 1, shape.group),
+            "decode_counted": None if shape.kv_bytes is None else shape.pair_flops / shape.kv_bytes,
         },
         "critical_batch": critical,
         "critical_batch_experts": critical * shape.experts / shape.active if shape.experts else None,
@@ -170,7 +171,7 @@ def _experts(shape: Shape) -> dict[str, Any]:
 
 def _assumptions(shape: Shape, hardware: Hardware, case: Case) -> list[str]:
     rates = "rates are measured on this machine" if hardware.name == THIS else "peaks are the vendor's, dense"
-    chips = [f"{hardware.count} share work, weights and state evenly; what they send each other costs nothing"]
+    chips = [f"{hardware.count} chips share work, weights and state evenly; what they send each other costs nothing"]
     routing = ["each row chooses its experts uniformly and on its own; real routing is skewed: measure the union too"]
     return [
         f"{rates} ({hardware.source})",

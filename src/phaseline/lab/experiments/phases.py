@@ -115,7 +115,7 @@ def measure_phases(
     ]
     rounds = repeats or (7 if full else 5)
     footprints = [int(step_cost(program, c.steps(kv_bytes)[0]).bytes) for c in cells if c.phase == "decode"]
-    machine = Machine(system.executor, [*footprints, 512 << 20])
+    machine = Machine(system.executor, [*footprints, 256 << 20])
     samples = {c: _Samples() for c in cells}
     rng = random.Random(seed)
     # Decode samples reuse their prompt: the prefix cache reads it once, the rest of the time goes to decode.

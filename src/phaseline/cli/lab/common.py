@@ -1,0 +1,213 @@
+"""What the experiments' commands share: how they are run, interrupted and shown. For the system, see `systems`."""
+
+import argparse
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from phaseline.cli.interrupts import Interrupt
+from phaseline.cli.lab.systems import (
+    add_system_options,
+    load_engine,
+    model_name,
+    needed_model,
+    open_system,
+    over_http,
+    system_kind,
+    vocabulary,
+)
+from phaseline.errors import PhaselineError
+
+if TYPE_CHECKING:
+    from phaseline.cli.show import Screen
+    from phaseline.lab.experiments.base import Experiment, Progress
+    from phaseline.lab.systems.base import StreamSystem
+
+__all__ = [
+    "add_system_options",
+    "conduct_command",
+    "conduct_here",
+    "finish",
+    "load_engine",
+    "model_name",
+    "needed_model",
+    "open_system",
+    "over_http",
+    "print_table",
+    "system_facts",
+    "system_kind",
+    "vocabulary",
+]
+DONE, INTERRUPTED = 0, 130
+_WIDTH = 100  # where no terminal sets one
+
+Cell = str | float | None
+
+
+async def system_facts(args: argparse.Namespace, system: "StreamSystem") -> dict[str, Any]:
+    """`system` (in its own words), `model`, and provenance: machine, build, date, command.
+
+    The machine is the one that this process runs on, which over HTTP is the client's.
+    Raises StreamFault if a server does not answer.
+    """
+    from phaseline.cli.facts import read_model
+    from phaseline.execute.host import cpu_model, usable_cores
+    from phaseline.lab.records import provenance
+
+    kind, told = system_kind(args), dict(await system.describe())
+    model = read_model(needed_model(args))[0] if kind == "phaseline" else {"name": told.get("model", model_name(args))}
+    build = told if kind == "phaseline" else {}
+    machine = {"cpu": cpu_model(), "cores": usable_cores(), "client_only": over_http(args)}
+    return {"system": {"name": system.name, **told}, "model": model, **provenance(machine, build)}
+
+
+def conduct_command(
+    args: argparse.Namespace,
+    build: Callable[["StreamSystem"], "Experiment"],
+    show: Callable[[Mapping[str, Any], "Screen"], None],
+) -> int:
+    """Open the system, run the experiment on it, and save and show the record; gives the exit status.
+
+    The record goes to `--out` and, with `--json`, alone to standard output; else its `finding` is printed, then what
+    `show` prints (tables). Ctrl-C ends the measuring: the record is kept, says `partial`, and the status is 130. A
+    record with an `error` (nothing could be measured) is saved and shown as well, and refused with status 2.
+    """
+    from phaseline.cli.facts import check_out
+    from phaseline.cli.progress import progress_bar
+
+    check_out(args)
+    system = open_system(args)
+    calibration = _calibration(args)
+    with progress_bar() as progress:
+        record = asyncio.run(_conduct(args, system, build, progress, calibration))
+    return finish(args, record, show)
+
+
+def finish(
+    args: argparse.Namespace, record: Mapping[str, Any], show: Callable[[Mapping[str, Any], "Screen"], None]
+) -> int:
+    """Save and show a record that exists, and give the exit status: the second half of `conduct_command`."""
+    from phaseline.cli.facts import emit
+    from phaseline.cli.show import Screen
+
+    try:
+        emit(args, record)  # first of all: it cost the time
+    finally:
+        if not args.json:
+            screen = Screen(_WIDTH)
+            _print_head(record, screen)
+            show(record, screen)
+            _print_calibration(record.get("calibration"), screen)
+    if record.get("partial"):
+        print("phaseline: interrupted: the record is partial, it holds what was measured until then", file=sys.stderr)
+        return INTERRUPTED
+    if record.get("error"):
+        raise PhaselineError(record["error"])
+    return DONE
+
+
+def print_table(screen: "Screen", headers: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
+    """A table: texts to the left, numbers to the right with four digits, "-" for None."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from phaseline.cli.show import figure
+
+    rows = list(rows)
+    table = Table(box=SIMPLE_HEAD, padding=0, pad_edge=False)
+    for header, column in zip(headers, zip(*rows, strict=True) if rows else [()] * len(headers), strict=True):
+        text = any(isinstance(cell, str) for cell in column)
+        table.add_column(header, justify="left" if text else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*("-" if c is None else c if isinstance(c, str) else figure(c) for c in row))
+    screen.print(table)
+
+
+async def _conduct(
+    args: argparse.Namespace,
+    system: "StreamSystem",
+    build: Callable[["StreamSystem"], "Experiment"],
+    progress: "Progress",
+    calibration: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    try:
+        facts = await system_facts(args, system) | {"calibration": calibration}
+        return await conduct_here(build(system), progress, facts)
+    finally:
+        await system.close()
+
+
+async def conduct_here(experiment: "Experiment", progress: "Progress", facts: Mapping[str, Any]) -> dict[str, Any]:
+    """`conduct` under Ctrl-C, which ends the measuring and leaves a partial record; a second one interrupts that too.
+
+    What streams that ran at once raise is one error, the first of them.
+    """
+    from phaseline.lab.experiments.base import conduct
+
+    try:
+        with _interrupts_cancel(asyncio.current_task()):
+            return await conduct(experiment, progress, facts)
+    except BaseExceptionGroup as group:
+        raise _first(group) from group
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    found = group.exceptions[0]
+    return _first(found) if isinstance(found, BaseExceptionGroup) else found
+
+
+@contextmanager
+def _interrupts_cancel(task: "asyncio.Task[Any] | None") -> Iterator[None]:
+    """Within it the first Ctrl-C cancels the task, which then ends in good order; a second one interrupts."""
+    loop = asyncio.get_running_loop()
+    pressed = False
+
+    def press(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        if pressed or task is None:
+            raise Interrupt
+        pressed = True
+        loop.call_soon_threadsafe(task.cancel)
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, press)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _calibration(args: argparse.Namespace) -> dict[str, Any] | None:
+    wanted = over_http(args) if args.calibrate is None else args.calibrate
+    if not wanted:
+        return None
+    from phaseline.lab.calibration import calibrate
+
+    return calibrate()
+
+
+def _print_head(record: Mapping[str, Any], screen: "Screen") -> None:
+    from phaseline.cli.show import headline
+
+    if "system" in record:
+        model, machine = record["model"], record["machine"]
+        named = headline(model) if "weight_bytes" in model else model["name"] or "a model that it does not name"
+        where = f"from {machine['cpu']}" if machine.get("client_only") else f"on {machine['cpu']}"
+        screen.prose(f"{record['system']['name']}, {named}; {where}")
+    if record.get("partial"):
+        screen.prose("PARTIAL: interrupted before the end")
+    screen.prose(record["finding"])
+
+
+def _print_calibration(calibration: Mapping[str, Any] | None, screen: "Screen") -> None:
+    if calibration:
+        error = calibration["error_ms"]
+        p99 = "" if error["p99"] is None else f", 99% within {error['p99']:.2g} ms"
+        exact = "every event came" if calibration["counts_exact"] else "EVENTS WERE LOST"
+        error_told = f"median error {error['p50']:.2g} ms{p99}; {exact}"
+        screen.prose(f"this client's clock, held against a scripted server: {error_told}")
