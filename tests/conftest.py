@@ -5,13 +5,13 @@ import os
 # Two threads of a BLAS for products of a few rows cost more than they bring, and fight with the kernels for cores.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from pathlib import Path  # noqa: E402
+from pathlib import Path
 
-import pytest  # noqa: E402
-from hypothesis import HealthCheck, settings  # noqa: E402
+import pytest
+from hypothesis import HealthCheck, settings
 
-from phaseline.errors import PhaselineError  # noqa: E402
-from phaseline.files.zoo import pull  # noqa: E402
+from phaseline.errors import PhaselineError
+from phaseline.files.zoo import pull
 
 settings.register_profile("ci", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 

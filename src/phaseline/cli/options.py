@@ -17,7 +17,7 @@ NUMERICS = ("fast", "invariant", "reference")
 _UNITS = {"B": 1} | {
     f"{prefix}{i}B": (1024 if i else 1000) ** power for power, prefix in enumerate("KMGT", 1) for i in ("", "i")
 }
-_LOAD = ("threads", "chunk", "mode", "numerics", "context", "memory", "kv_type", "level")
+_LOAD = ("threads", "chunk", "mode", "numerics", "context", "memory", "kv_type", "level", "itl_budget_ms")
 _SAMPLING = (
     *("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "stop", "ignore_eos", "seed"),
@@ -50,6 +50,13 @@ def add_engine_options(parser: argparse.ArgumentParser, *, mode_help: str = "how
     group.add_argument("--context", type=int, metavar="N", help="positions to make room for (the model's own limit)")
     group.add_argument("--level", metavar="portable|avx2|avx512", help="instruction set (the widest that runs here)")
     group.add_argument("--seed", type=int, metavar="N", help="makes what is drawn at random repeatable")
+    group.add_argument(
+        "--itl-budget",
+        type=float,
+        metavar="MS",
+        dest="itl_budget_ms",
+        help="while others decode, read only as much of a prompt per step as keeps their gaps below MS (all)",
+    )
     add_memory_options(group)
 
 

@@ -235,6 +235,7 @@ class Engine:
 
     def _step(self, block: Uninterrupted) -> None:
         self._apply_aborts()
+        began = time.perf_counter()
         plan = self.scheduler.plan()
         if plan is None:
             return
@@ -248,6 +249,7 @@ class Engine:
         chosen = {s: (t, logits[r]) for s, t, r in zip(plan.sampled, tokens, plan.rows, strict=True)}
         for sequence in self.scheduler.commit(plan, tokens):
             self._advance(sequence, chosen.get(sequence))
+        self.scheduler.observe(plan, time.perf_counter() - began)
 
     @property
     def _busy(self) -> bool:

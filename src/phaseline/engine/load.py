@@ -4,7 +4,7 @@ from pathlib import Path
 
 from phaseline.engine.engine import Engine
 from phaseline.engine.memory import fit
-from phaseline.engine.policy import policy_named
+from phaseline.engine.policy import ItlBudget, policy_named
 from phaseline.engine.scheduler import Scheduler
 from phaseline.errors import RequestError, UnsupportedError
 from phaseline.execute.base import Executor
@@ -12,7 +12,9 @@ from phaseline.execute.host import usable_cores
 from phaseline.execute.native import KV_TYPES, NativeExecutor
 from phaseline.execute.reference import ReferenceExecutor
 from phaseline.families import model_program
+from phaseline.files.base import ModelFile
 from phaseline.files.gguf import open_gguf
+from phaseline.files.recode import RecodedFile
 from phaseline.files.tokenizer import Tokenizer
 from phaseline.files.zoo import resolve
 from phaseline.state.pages import PageTable
@@ -33,7 +35,9 @@ def load(
     max_running: int = 16,
     policy: str = "mixed",
     kv_type: str = "bf16",
+    weights: str | None = None,
     level: str | None = None,
+    itl_budget_ms: float | None = None,
 ) -> Engine:
     """Load a pulled model by name, or a .gguf file by path.
 
@@ -41,7 +45,9 @@ def load(
     chunk (the product), or, as controls, walk (one token a step), eager (one call per operation), layer (one row at a
     time inside each layer). numerics: fast and invariant are one and the same here, bit for bit; reference runs
     the numpy specification in float32. context, memory (bytes): limits, refused early where they can't be met.
-    kv_type: bf16 or f32. level: an instruction-set level instead of the widest.
+    kv_type: bf16 or f32. weights: hold matrices as bf16 or q8_0 instead of as in the file (rounded, of another size).
+    level: an instruction-set level instead of the widest. itl_budget_ms: while others decode, read only as much of a
+    prompt per step as keeps the time between their tokens below this.
 
     Raises a PhaselineError that says why and what would work.
     """
@@ -53,13 +59,15 @@ def load(
     max_running = _positive("max_running", max_running, 4096)
     context = None if context is None else _positive("context", context, 1 << 30)
     memory = None if memory is None else _positive("memory", memory, 1 << 60)
-    policy_named(policy)
+    policy_named(policy, itl_budget=itl_budget_ms is not None)
+    itl_budget = None if itl_budget_ms is None else ItlBudget(itl_budget_ms)
     if mode == "walk":
         chunk = 1
     reference = numerics == "reference"
     if reference and (mode in ("eager", "layer") or level is not None):
         raise UnsupportedError("numerics reference runs in numpy: it has no mode eager or layer and no level")
-    with open_gguf(resolve(str(model))) as file:
+    with open_gguf(resolve(str(model))) as opened:
+        file: ModelFile = opened if weights is None else RecodedFile(opened, weights)
         program = model_program(file)[1]
         tokenizer = Tokenizer.from_metadata(file.metadata)
         room = fit(
@@ -85,7 +93,9 @@ def load(
                 mode="chunk" if mode == "walk" else mode,
             )
     table = PageTable(room.pages, executor.page_size, max_running, -(-room.context // executor.page_size))
-    scheduler = Scheduler(table, context=room.context, chunk=chunk, max_running=max_running, policy=policy)
+    scheduler = Scheduler(
+        table, context=room.context, chunk=chunk, max_running=max_running, policy=policy, itl_budget=itl_budget
+    )
     return Engine(executor, scheduler, tokenizer)
 
 

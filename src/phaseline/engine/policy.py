@@ -1,9 +1,12 @@
-"""How prefill and decode share a step."""
+"""How prefill and decode share a step: who comes first, and how many prompt tokens may join."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from enum import Enum
 
-from phaseline.errors import UnsupportedError
+from phaseline.engine.step_cost import Estimate, StepCost, step_rows
+from phaseline.errors import RequestError, UnsupportedError
+from phaseline.program.step import Step
 
 
 class Phase(Enum):
@@ -33,8 +36,58 @@ _POLICIES = {
 }
 
 
-def policy_named(name: str) -> Policy:
-    """The policy called `name`; UnsupportedError if there is none."""
+def policy_named(name: str, *, itl_budget: bool = False) -> Policy:
+    """The policy called `name`; UnsupportedError if there is none, or if it can't keep an ITL budget."""
     if name not in _POLICIES:
         raise UnsupportedError(f"scheduling policy {name!r} is unknown; supported: {', '.join(_POLICIES)}")
-    return _POLICIES[name]
+    policy = _POLICIES[name]
+    if itl_budget and not policy.mixed:
+        raise UnsupportedError(f"an ITL budget needs the policy mixed: under {name} one phase waits for the other")
+    return policy
+
+
+@dataclass(slots=True)
+class Allowance:
+    """Prompt tokens that may still join a step: at most `rows`, beyond the first `sure` only while `seconds` last."""
+
+    rows: int
+    sure: int = 0
+    seconds: float = math.inf
+    estimate: Estimate | None = None
+
+    def take(self, wanted: int, start: int, scored: bool = False) -> int:
+        """How many of the `wanted` next tokens of a prompt read up to `start` may join; they are then spent.
+
+        `scored`: all of them get logits.
+        """
+        count = asked = min(wanted, self.rows)
+        if self.estimate is not None:
+            within = min(self.estimate.rows_within(self.seconds, start, scored), asked)
+            count = min(asked, max(self.sure, math.floor(within)))
+            pairs = count * (start + (count + 1) / 2)
+            self.seconds -= self.estimate.seconds((0, 0, 0, count, count * scored, pairs))
+            self.sure = max(0, self.sure - count)
+        self.rows = self.rows - count if count == asked else 0
+        return count
+
+
+@dataclass(frozen=True, slots=True)
+class ItlBudget:
+    """Sizes the chunk of a mixed step so that the step, and with it the gap of each stream, takes at most `ms`.
+
+    What a step costs is learnt from the steps that ran. A page of the prompts is read in each, whatever it costs.
+    """
+
+    ms: float
+    cost: StepCost = field(default_factory=StepCost)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.ms, bool) or not isinstance(self.ms, int | float) or not 0 < self.ms < math.inf:
+            raise RequestError(f"ITL budget = {self.ms!r} ms: it must be a number above 0")
+
+    def allowance(self, decodes: Step, chunk: int, page: int) -> Allowance:
+        """What may join a step of these decode segments: all of `chunk` if there are none."""
+        if not decodes.segments:
+            return Allowance(chunk)
+        estimate = self.cost.estimate()
+        return Allowance(chunk, page, self.ms / 1e3 - estimate.seconds(step_rows(decodes)), estimate)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from phaseline.engine.policy import Phase, policy_named
+from phaseline.engine.policy import Allowance, ItlBudget, Phase, policy_named
 from phaseline.engine.sequence import Sequence
 from phaseline.engine.types import Request
 from phaseline.engine.validate import check_length
@@ -38,12 +38,22 @@ class Scheduler:
 
     `context`: positions the model supports. `chunk`: most prompt tokens per step over all requests; decode rows
     are not counted. `max_running`: most sequences in a step; a request with n completions counts n times from
-    the start. `policy`: mixed, prefill-first or decode-first.
+    the start. `policy`: mixed, prefill-first or decode-first. `itl_budget`: under the mixed policy, keeps chunks that
+    join decode rows small enough for the step's time; it may be changed at any time.
 
     A plan that is not committed has advanced nobody: after a step that failed or was interrupted, plan again.
     """
 
-    def __init__(self, table: PageTable, *, context: int, chunk: int, max_running: int, policy: str = "mixed") -> None:
+    def __init__(
+        self,
+        table: PageTable,
+        *,
+        context: int,
+        chunk: int,
+        max_running: int,
+        policy: str = "mixed",
+        itl_budget: ItlBudget | None = None,
+    ) -> None:
         if chunk < 1 or not 1 <= max_running <= table.slots:
             raise CapacityError(
                 f"chunk = {chunk}, max_running = {max_running}: "
@@ -55,7 +65,8 @@ class Scheduler:
         self.max_running = max_running
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
-        self._policy = policy_named(policy)
+        self.itl_budget = itl_budget
+        self._policy = policy_named(policy, itl_budget=itl_budget is not None)
         self._live: dict[str, list[Sequence]] = {}
         self._arrivals = 0
 
@@ -91,7 +102,7 @@ class Scheduler:
         segments: list[Segment] = []
         plan = Plan(Step(segments))
         for phase in self._policy.order:
-            for sequence, count in self._decodes() if phase is Phase.DECODE else self._chunks():
+            for sequence, count in self._decodes() if phase is Phase.DECODE else self._chunks(plan.step):
                 segments.append(_segment(sequence, count))
                 plan.sequences.append(sequence)
             if segments and not self._policy.mixed:
@@ -130,6 +141,11 @@ class Scheduler:
                 sequence.tokens.append(token)
         return advanced
 
+    def observe(self, plan: Plan, seconds: float) -> None:
+        """A plan's step took so long, from its planning to its last token: what a budget in time learns from."""
+        if self.itl_budget:
+            self.itl_budget.cost.observe(plan.step, seconds)
+
     def finish(self, sequence: Sequence) -> None:
         """Remove a running sequence; its pages are back at once."""
         self.running.remove(sequence)
@@ -158,14 +174,15 @@ class Scheduler:
             if not sequence.prefilling and self._make_room(sequence):
                 yield sequence, 1
 
-    def _chunks(self) -> Iterator[tuple[Sequence, int]]:
-        """Prefill chunks in order of arrival until the budget is spent."""
-        budget = self.chunk
+    def _chunks(self, decodes: Step) -> Iterator[tuple[Sequence, int]]:
+        """Prefill chunks in order of arrival, until what may join the step's decode rows is spent."""
+        budget, chunk = self.itl_budget, self.chunk
+        allowance = budget.allowance(decodes, chunk, self.table.page_size) if budget else Allowance(chunk)
         for sequence in self._prefills():
-            count = min(budget, sequence.prefill - sequence.computed)
-            yield sequence, count
-            budget -= count
-            if not budget:
+            count = allowance.take(sequence.prefill - sequence.computed, sequence.computed, sequence.scores_prompt)
+            if count:
+                yield sequence, count
+            if not allowance.rows:
                 return
 
     def _prefills(self) -> Iterator[Sequence]:

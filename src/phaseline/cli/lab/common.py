@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from phaseline.cli.interrupts import Interrupt
 from phaseline.cli.lab.systems import (
     add_system_options,
     load_engine,
@@ -25,16 +24,20 @@ from phaseline.errors import PhaselineError
 if TYPE_CHECKING:
     from phaseline.cli.show import Screen
     from phaseline.lab.experiments.base import Experiment, Progress
+    from phaseline.lab.summary import Objectives
     from phaseline.lab.systems.base import StreamSystem
 
 __all__ = [
+    "add_goodput",
     "add_system_options",
     "conduct_command",
     "conduct_here",
+    "counts",
     "finish",
     "load_engine",
     "model_name",
     "needed_model",
+    "objectives",
     "open_system",
     "over_http",
     "print_table",
@@ -46,6 +49,28 @@ DONE, INTERRUPTED = 0, 130
 _WIDTH = 100  # where no terminal sets one
 
 Cell = str | float | None
+
+
+def counts(text: str) -> list[int]:
+    """The type of options such as --prompts 16,128,512: whole numbers from 1."""
+    parts = text.split(",")
+    if not all(part.isascii() and part.isdigit() and int(part) for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is not a list of whole numbers above 0 such as 16,128,512")
+    return [int(part) for part in parts]
+
+
+def add_goodput(parser: argparse.ArgumentParser) -> None:
+    """`--goodput`, as one text or as several words."""
+    parser.add_argument(
+        "--goodput", nargs="+", metavar="NAME:MS", help='what requests must keep, e.g. "ttft:500 tpot:50 e2el:3000"'
+    )
+
+
+def objectives(args: argparse.Namespace) -> "Objectives | None":
+    """What `--goodput` asks for. Raises RequestError."""
+    from phaseline.lab.summary import parse_goodput
+
+    return None if args.goodput is None else parse_goodput(" ".join(args.goodput))
 
 
 async def system_facts(args: argparse.Namespace, system: "StreamSystem") -> dict[str, Any]:
@@ -148,8 +173,10 @@ async def conduct_here(experiment: "Experiment", progress: "Progress", facts: Ma
     """
     from phaseline.lab.experiments.base import conduct
 
+    task = asyncio.current_task()
+    assert task is not None  # this is a coroutine
     try:
-        with _interrupts_cancel(asyncio.current_task()):
+        with _interrupts_cancel(task):
             return await conduct(experiment, progress, facts)
     except BaseExceptionGroup as group:
         raise _first(group) from group
@@ -161,19 +188,18 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 @contextmanager
-def _interrupts_cancel(task: "asyncio.Task[Any] | None") -> Iterator[None]:
+def _interrupts_cancel(task: "asyncio.Task[Any]") -> Iterator[None]:
     """Within it the first Ctrl-C cancels the task, which then ends in good order; a second one interrupts."""
-    loop = asyncio.get_running_loop()
+    loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGINT)
     pressed = False
 
     def press(number: int, frame: FrameType | None) -> None:
         nonlocal pressed
-        if pressed or task is None:
-            raise Interrupt
+        if pressed and callable(before):
+            before(number, frame)
         pressed = True
         loop.call_soon_threadsafe(task.cancel)
 
-    before = signal.getsignal(signal.SIGINT)
     if before is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, press)
     try:

@@ -2,9 +2,13 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import count
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from phaseline.engine.engine import Engine
 from phaseline.engine.types import Delta, Request, SamplingParams
@@ -65,6 +69,22 @@ class PhaselineSystem:
             del self._streams[request_id]
             self._engine.abort(request_id)
 
+    @contextmanager
+    def slots(self, lengths: Sequence[int]) -> Iterator[tuple[list[int], NDArray[np.int32]]]:
+        """Rows of the page table with room for so many positions each, and the table: for steps run straight on the
+        executor. What they write is forgotten at the end. Raises CapacityError if there is no room.
+        """
+        table, slots = self._engine.scheduler.table, list[int]()
+        try:
+            for length in lengths:
+                slots.append(table.open((), reuse=False)[0])
+                if not table.grow(slots[-1], length):
+                    raise CapacityError(f"no room for {len(lengths)} streams of up to {max(lengths)} positions")
+            yield slots, table.matrix
+        finally:
+            for slot in slots:
+                table.close(slot)
+
     def build(self) -> dict[str, Any]:
         """What produced the figures, for the record."""
         return {"level": self.executor.level, "threads": self.executor.team.size, "page_size": self.executor.page_size}
@@ -105,11 +125,15 @@ class PhaselineStreams:
             if not ended:
                 self._engine.abort(request.id)
 
+    def stepwise(self) -> PhaselineSystem:
+        """The same engine, driven step by step."""
+        return PhaselineSystem(self._engine)
+
     async def describe(self) -> Mapping[str, Any]:
         scheduler = self._engine.scheduler
         facts = {"context": scheduler.context, "chunk": scheduler.chunk, "max_running": scheduler.max_running}
         if isinstance(self._engine.executor, NativeExecutor):
-            facts |= PhaselineSystem(self._engine).build()
+            facts |= self.stepwise().build()
         return facts
 
     async def close(self) -> None:

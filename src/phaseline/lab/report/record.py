@@ -1,0 +1,123 @@
+"""What a page needs to know of a record, and the rows of measurements that records of several kinds share."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from phaseline.lab.report.fields import Fields
+from phaseline.lab.stats import spread
+
+KINDS: Mapping[str, str] = {  # name of a record's kind: what it is called on the page
+    "measure": "Both phases",
+    "prefill": "Prefill sweep",
+    "decode": "Decode sweep",
+    "batch": "Batch sweep",
+    "endtoend": "End to end",
+    "interference": "Interference",
+    "chunk": "Chunk size",
+    "compare": "Comparison",
+    "load": "Load",
+    "regime": "Regimes",
+}
+PHASES = ("prefill", "decode", "mixed")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record: `number` is how the page refers to it, `source` is where it was read."""
+
+    number: int
+    source: str
+    kind: str
+    fields: Fields
+
+    @property
+    def mark(self) -> str:
+        return f"R{self.number}"
+
+    @property
+    def title(self) -> str:
+        """What was measured, in a few words."""
+        system = self.fields.child("system").maybe_text("name")
+        parts = [self.model, system if system != self.model else None]
+        return f"{KINDS[self.kind]}: " + ", ".join(part for part in parts if part)
+
+    @property
+    def model(self) -> str:
+        return self.fields.child("model").maybe_text("name") or "a model without a name"
+
+    def rows(self) -> "list[Row]":
+        return [Row.read(fields) for fields in self.fields.children("results") if "phase" in fields]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of `results`, as the record contract has it; None where a record does not say."""
+
+    phase: str
+    mode: str
+    tokens: int | None
+    context: int | None
+    streams: int
+    chunk: int | None
+    seconds: Sequence[float]  # the samples; the median alone where there are no others
+    median_s: float
+    tok_s: float | None
+    flops: float | None
+    bytes: float | None
+    limit: str | None
+    fraction: float | None
+    inferred: bool
+
+    @classmethod
+    def read(cls, fields: Fields) -> "Row":
+        phase = fields.text("phase")
+        if phase not in PHASES:
+            raise fields.refusal("phase", f"one of {', '.join(PHASES)}")
+        one = None if isinstance(fields.raw("seconds"), list) else fields.maybe_positive("seconds")
+        seconds = [one] if one is not None else fields.positives("seconds")
+        return cls(
+            phase,
+            fields.maybe_text("mode") or "",
+            fields.maybe_whole("tokens"),
+            fields.maybe_whole("context"),
+            fields.maybe_whole("streams") or 1,
+            fields.maybe_whole("chunk"),
+            seconds,
+            fields.maybe_positive("median_s") or median(seconds),
+            fields.maybe_positive("tok_s"),
+            fields.maybe_positive("flops"),
+            fields.maybe_positive("bytes"),
+            fields.maybe_text("limit"),
+            fields.maybe_number("fraction"),
+            fields.maybe_flag("inferred") or False,
+        )
+
+    @property
+    def spread_s(self) -> float:
+        """Median deviation of the samples from their median."""
+        return spread(self.seconds)
+
+    @property
+    def size(self) -> str:
+        """What tells the row from others of its phase and mode."""
+        if self.phase == "prefill":
+            return f"{self.tokens} tokens"
+        return f"context {self.context}" + (f", {self.streams} streams" if self.streams > 1 else "")
+
+
+def of_kind(records: Iterable[Record], *kinds: str) -> Iterator[Record]:
+    return (record for record in records if record.kind in kinds)
+
+
+def by_mode(rows: Iterable[Row]) -> "dict[str, list[Row]]":
+    """Rows of each mode, in the order in which modes appear."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.mode, []).append(row)
+    return found
+
+
+def known(values: Iterable[Any]) -> list[Any]:
+    return [value for value in values if value is not None]

@@ -1,0 +1,102 @@
+"""Axes: from amounts to places on a plot, with ticks at round amounts."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from phaseline.lab.report.amounts import figure
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A round amount and its label; a `minor` one gives way where there is little room."""
+
+    value: float
+    label: str
+    minor: bool = False
+
+
+@dataclass(frozen=True)
+class Axis:
+    """From `low` to `high`, straight or logarithmic."""
+
+    title: str  # with the unit
+    low: float
+    high: float
+    log: bool
+    ticks: tuple[Tick, ...]
+
+    def place(self, value: float) -> float:
+        """0 at the low end, 1 at the high end."""
+        if self.log:
+            return math.log(value / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
+
+def linear_axis(title: str, values: Iterable[float], *, from_zero: bool = True, ticks: int = 5) -> Axis:
+    """An axis that holds all values and begins and ends at round amounts."""
+    found = [*values, *([0.0] if from_zero else [])]
+    low, high = min(found), max(found)
+    if high <= low:
+        low, high = (0.0, high or 1.0) if high >= 0 else (low, 0.0)
+    step = _round_step((high - low) / ticks)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    marks = [n * step for n in range(first, last + 1)]
+    return Axis(title, marks[0], marks[-1], False, tuple(Tick(m, _plain(m, step), n % 2 == 1) for n, m in enumerate(marks)))
+
+
+def time_axis(title: str, low: float, high: float, ticks: int = 8) -> Axis:
+    """An axis that begins and ends where the values do, so that no room is lost."""
+    step = _round_step((high - low or 1.0) / ticks)
+    marks = [n * step for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    return Axis(title, low, max(high, low + step), False, tuple(Tick(m, _plain(m, step), bool(n % 2)) for n, m in enumerate(marks)))
+
+
+def log_axis(
+    title: str, values: Iterable[float], *, margin: float = 1.15, label: Callable[[float], str] = figure
+) -> Axis:
+    """A logarithmic axis with ticks at 1, 2 and 5 of each decade, or at each (third ...) decade of many.
+
+    All values must be above 0; `margin` is the factor left free at both ends.
+    """
+    found = list(values)
+    low, high = min(found) / margin, max(found) * margin
+    decades = math.log10(high / low)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    digits = (1, 2, 5) if decades <= 2.5 else (1,)
+    every = max(1, math.ceil(decades / 6)) if digits == (1,) else 1
+    marks = [d * 10.0**p for p in powers if p % every == 0 for d in digits if low <= d * 10.0**p <= high]
+    return Axis(title, low, high, True, tuple(Tick(m, label(m), f"{m:e}"[0] in "25") for m in marks))
+
+
+def sizes_axis(title: str, sizes: Iterable[float], *, margin: float = 1.25) -> Axis:
+    """A logarithmic axis whose ticks are the measured sizes themselves (prompt lengths, contexts, chunks)."""
+    found = sorted(set(sizes))
+    low, high = found[0] / margin, found[-1] * margin
+    ticks: list[Tick] = []
+    for n, size in enumerate(_apart(found, low, high, 0.045)):
+        ticks.append(Tick(size, figure(size, 15), n % 2 == 1))
+    return Axis(title, low, high, True, tuple(ticks))
+
+
+def _apart(sizes: Sequence[float], low: float, high: float, least: float) -> list[float]:
+    """Those that stand at least a share `least` of the axis apart, the largest among them."""
+    kept: list[float] = []
+    for size in reversed(sizes):
+        if not kept or math.log(kept[-1] / size) / math.log(high / low) >= least:
+            kept.append(size)
+    return kept[::-1]
+
+
+def _round_step(least: float) -> float:
+    """The smallest of 1, 2, 2.5, 5 x 10^n that is not below `least`."""
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(step * power for step in (1, 2, 2.5, 5, 10) if step * power >= least * (1 - 1e-9))
+
+
+def _plain(value: float, step: float) -> str:
+    """As many decimals as the step needs."""
+    decimals = max(0, -math.floor(math.log10(step) + 1e-9))
+    if round(step * 10**decimals, 6) != round(step * 10**decimals):  # steps of 2.5
+        decimals += 1
+    return f"{value:,.{min(decimals, 9)}f}".replace(",", "\u202f").replace("-", "\u2212")
