@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from phaseline.cli import calculate
-from phaseline.cli.options import add_memory_options, add_output_options
+from phaseline.cli.options import add_common_options, add_memory_options, add_output_options
 from phaseline.errors import CapacityError, RequestError
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     add_memory_options(group)
     parser.add_argument("--ops", action="store_true", help="show each layer by itself, even where many are alike")
+    add_common_options(parser, "walk: a chunk of one; otherwise, as threads, numerics and seed, without a price")
     calculate.add_options(parser)
     add_output_options(parser)
     parser.set_defaults(run=run)
@@ -58,6 +59,8 @@ def run(args: argparse.Namespace) -> int:
     longest = program.context - 1  # the decode step needs one more position
     if args.context is None:
         args.context = min(512, longest)
+    if args.mode == "walk":
+        args.chunk = 1
     _check("chunk", args.chunk, 1 << 30)
     _check("batch", args.batch, _MOST_STREAMS)
     _check("context", args.context, longest)

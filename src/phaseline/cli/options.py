@@ -43,13 +43,9 @@ def add_memory_options(parser: argparse._ArgumentGroup) -> None:
 
 def add_engine_options(parser: argparse.ArgumentParser, *, mode_help: str = "how the prompt is read (chunk)") -> None:
     """How the model is run."""
-    group = parser.add_argument_group("engine")
-    group.add_argument("--threads", type=int, metavar="N", help="(the cores this process may use)")
-    group.add_argument("--mode", choices=MODES, help=mode_help)
-    group.add_argument("--numerics", choices=NUMERICS, help="reference: numpy, float32 (fast)")
+    group = add_common_options(parser, mode_help)
     group.add_argument("--context", type=int, metavar="N", help="positions to make room for (the model's own limit)")
     group.add_argument("--level", metavar="portable|avx2|avx512", help="instruction set (the widest that runs here)")
-    group.add_argument("--seed", type=int, metavar="N", help="makes what is drawn at random repeatable")
     group.add_argument(
         "--itl-budget",
         type=float,
@@ -58,6 +54,16 @@ def add_engine_options(parser: argparse.ArgumentParser, *, mode_help: str = "how
         help="while others decode, read only as much of a prompt per step as keeps their gaps below MS (all)",
     )
     add_memory_options(group)
+
+
+def add_common_options(parser: argparse.ArgumentParser, mode_help: str) -> "argparse._ArgumentGroup":
+    """What every command about a model takes, so that one set of options fits them all."""
+    group = parser.add_argument_group("engine")
+    group.add_argument("--threads", type=int, metavar="N", help="(the cores this process may use)")
+    group.add_argument("--mode", choices=MODES, help=mode_help)
+    group.add_argument("--numerics", choices=NUMERICS, help="reference: numpy, float32 (fast)")
+    group.add_argument("--seed", type=int, metavar="N", help="makes what is drawn at random repeatable")
+    return group
 
 
 def add_sampling_options(parser: argparse.ArgumentParser, *, max_tokens: int) -> None:

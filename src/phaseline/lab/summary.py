@@ -60,13 +60,15 @@ def summarise(
     asked: Sequence[Asked] | None = None,
     objectives: Objectives | None = None,
     max_concurrency: int | None = None,
+    in_process: bool = False,
 ) -> dict[str, Any]:
     """The summary of a run of `duration` seconds; `asked` says what each trace was asked for.
 
     A request completed if it brought a token and no error; the others failed. Tokens are those of completed requests.
     TTFT and end to end run from sending, as the field has them; where requests were due, `ttft_from_due` and
     `slo_attainment_from_due` stand beside them and are the headline. Requested and achieved rates are those of the due
-    and of the sending times. `notes` tell in words what a reader must not miss.
+    and of the sending times. `notes` tell in words what a reader must not miss. `in_process`: the system runs in the client's process
+    and delays it.
     Raises PhaselineError if the duration is not positive, or if `asked` is not one for each trace.
     """
     if not 0 < duration < math.inf:
@@ -103,7 +105,7 @@ def summarise(
         "flags": {flag: flagged[flag] for flag in FLAGS},
     }
     errors = Counter(trace.error for trace in traces if trace.error is not None)
-    return summary | {"notes": _notes(summary, errors)}
+    return summary | {"notes": _notes(summary, errors, in_process)}
 
 
 def _attainment(
@@ -169,7 +171,7 @@ def _rate(times_ns: Sequence[int]) -> float | None:
     return (len(times_ns) - 1) / span * 10**9 if span else None
 
 
-def _notes(summary: dict[str, Any], errors: Counter[str]) -> list[str]:
+def _notes(summary: dict[str, Any], errors: Counter[str], in_process: bool) -> list[str]:
     attempted = summary["completed"] + summary["failed"]
     notes = [f"{count} of {attempted} requests failed: {error}" for error, count in errors.most_common(3)]
     notes += [f"{count} of {attempted} requests {FLAGS[flag]}" for flag, count in summary["flags"].items() if count]
@@ -179,7 +181,8 @@ def _notes(summary: dict[str, Any], errors: Counter[str]) -> list[str]:
     if summary["late_requests"]:
         worst = f"the worst by {summary['max_client_lag_ms']:.3g} ms"
         late = f"the client sent {summary['late_requests']} of {attempted} requests more than {LATE_MS:g} ms late"
-        notes.append(f"{late}, {worst}: it was too busy to keep time, and that is not the server's doing")
+        busy = "it was too busy to keep time, and that is not the server's doing"
+        notes.append(f"{late}, {worst}: {'the engine, in this process, was in a step' if in_process else busy}")
     if summary["cache"]["verdict"] in ("reported", "suspected"):
         notes.append(f"prefix cache hits {summary['cache']['verdict']}: {summary['cache']['how']}")
     if summary["slo_tpot_not_applicable"]:

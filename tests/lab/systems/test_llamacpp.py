@@ -72,7 +72,10 @@ def test_the_openai_door_tells_the_same(tiny: Path) -> None:
         assert stream.fault is None and stream.facts["output_tokens"] == 40 and stream.facts["prompt_tokens"] == 3
         assert stream.facts["finish_reason"] == "length" and stream.facts["timings"]["predicted_n"] == 40
     assert {piece.tokens for piece in plain.content} == {None}
-    assert sum(piece.tokens or 0 for piece in counting.content) == 40
+    counts = [piece.tokens for piece in counting.content]
+    assert (
+        None not in counts and len(counts) < sum(filter(None, counts)) <= 40
+    )  # half a character may be left at the end
 
 
 def test_what_llamacpp_refuses(tiny: Path) -> None:
@@ -105,8 +108,10 @@ def test_the_meaning_of_events() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", ["oops", '{"content": 1}', '{"error": {"message": "full"}}', '{"tokens_predicted": -1}', '{"timings": [1]}']
+    "data", ["oops", '{"content": 1}', '{"error": {"message": "full"}}', '{"tokens_predicted": 2}', '{"timings": [1]}']
 )
 def test_garbage_and_errors(data: str) -> None:
+    reader = Reader()
+    reader.read(ServerEvent('{"content": "a", "tokens_predicted": 3}'))
     with pytest.raises(StreamFault):
-        Reader().read(ServerEvent(data))
+        reader.read(ServerEvent(data))

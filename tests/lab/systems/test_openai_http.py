@@ -2,11 +2,15 @@
 
 import asyncio
 import json
+import re
+import socket
 import ssl
+import struct
 import subprocess
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -233,44 +237,124 @@ def test_what_is_asked(base: str, path: str) -> None:
     }
 
 
+STREAM = b"Content-Type: text/event-stream\r\n"
+CHUNK = b'data: {"choices": [{"delta": {"content": "a"}, "finish_reason": "stop"}]}\n\n'
+DONE = CHUNK + b"data: [DONE]\n\n"
+
+
+def counted(content: bytes, kind: bytes = STREAM) -> bytes:
+    return b"HTTP/1.1 200 OK\r\n%bContent-Length: %d\r\n\r\n%b" % (kind, len(content), content)
+
+
+def answering(*answers: Sequence[bytes | float], stream: bool = True) -> tuple[list[Stream], list[int]]:
+    """Streams from a server that sends these bytes, waiting between, to one request after another; it closes the
+    connection where there is nothing more. Also the number of the connection that each request came by."""
+    asked: list[int] = []
+    opened = count()
+
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        number = next(opened)
+        with suppress(asyncio.IncompleteReadError, OSError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                await reader.readexactly(int(re.findall(rb"Content-Length: (\d+)", head)[0]))
+                asked.append(number)
+                for part in answers[len(asked) - 1]:
+                    if isinstance(part, bytes):
+                        writer.write(part)
+                    else:
+                        await asyncio.sleep(part)
+                if not answers[len(asked) - 1] or answers[len(asked) - 1][-1] == b"":
+                    break
+        writer.close()
+
+    async def ask() -> list[Stream]:
+        async with listening(speak) as url:
+            system = OpenAISystem(url, "truth", stream=stream, timeouts=Timeouts(5, 5, 5, 10))
+            try:
+                return [await follow(system) for _ in answers]
+            finally:
+                await system.close()
+
+    return asyncio.run(ask()), asked
+
+
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
         (b"", "closed the connection before it answered"),
         (b"SSH-2.0-hello\r\n\r\n", "not an HTTP answer"),
-        (b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n<html>\n", "not a server-sent event: '<html>'"),
-        (b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: [1]\n\n", "makes no sense"),
+        (b"HTTP/1.1 200 OK\r\n" + STREAM + b"\r\n<html>\n", "not a server-sent event: '<html>'"),
+        (b"HTTP/1.1 200 OK\r\n" + STREAM + b"\r\ndata: [1]\n\n", "makes no sense"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", "no content type, not text/event-stream: 'hi'"),
         (b"HTTP/1.1 302 Found\r\nLocation: /\r\n\r\n", "answered 302 Found"),
         (b"HTTP/1.1 200 OK\r\nA: " + b"a" * 70000, "headers of the answer are endless"),
     ],
 )
 def test_what_is_no_such_server(answer: bytes, said: str) -> None:
+    (stream,), _ = answering([answer, b""])
+    assert said in str(stream.fault)
+
+
+@pytest.mark.parametrize("whole", [b"{}", b"[]", b"hi", b'{"choices": []}', b'{"error": {"message": "full"}}'])
+def test_an_answer_without_choices_is_a_fault(whole: bytes) -> None:
+    (stream,), _ = answering([counted(whole, b"")], stream=False)
+    assert stream.fault and ("full" in stream.fault if b"full" in whole else "no sense" in stream.fault)
+
+
+def test_a_connection_that_is_reset() -> None:
+    async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n" + STREAM + b"\r\n" + CHUNK)
+        await asyncio.sleep(0.1)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+
     async def ask() -> Stream:
+        async with listening(reset) as url:
+            return await follow_and_close(OpenAISystem(url, "truth"))
+
+    stream = asyncio.run(ask())
+    assert stream.content and "broke" in str(stream.fault) and "reset" in str(stream.fault)
+
+
+def test_connections_are_reused_where_they_can_be() -> None:
+    late_end = [b"HTTP/1.1 200 OK\r\n%bTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (STREAM, len(DONE), DONE)]
+    no_end = counted(DONE).replace(b"Length: ", b"Length: 9")
+    old = counted(DONE).replace(b"HTTP/1.1", b"HTTP/1.0")
+    streams, asked = answering(
+        [b"HTTP/1.1 100 Continue\r\n\r\n", counted(DONE)],
+        [*late_end, 0.05, b"0\r\n\r\n"],
+        [no_end],  # it says that more follows [DONE], and sends nothing
+        [counted(DONE), b""],  # closed without notice
+        [counted(DONE) + b"junk"],
+        [counted(DONE).replace(b"\r\n", b"\r\nConnection: close\r\n", 1)],
+        [old],
+        [counted(DONE)],
+    )
+    assert [(stream.fault, len(stream.content)) for stream in streams] == [(None, 1)] * 8
+    assert asked == [0, 0, 0, 1, 2, 3, 4, 5]
+
+
+def test_closing_a_stream_closes_its_connection() -> None:
+    async def ask() -> bytes:
+        gone = asyncio.get_running_loop().create_future()
+
         async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readuntil(b"\r\n\r\n")
-            writer.write(answer)
+            writer.write(b"HTTP/1.1 200 OK\r\n" + STREAM + b"\r\n" + CHUNK)
+            while await reader.read(1 << 16):
+                pass
+            gone.set_result(b"gone")
             writer.close()
 
         async with listening(speak) as url:
-            return await follow_and_close(OpenAISystem(url, "truth"))
+            async with aclosing(OpenAISystem(url, "truth").generate(ASK)) as batches:
+                await anext(batches)
+            async with asyncio.timeout(5):
+                return bytes(await gone)
 
-    assert said in str(asyncio.run(ask()).fault)
-
-
-def test_connections_are_reused_and_closing_a_stream_closes_its_own() -> None:
-    async def ask(system: OpenAISystem) -> list[int]:
-        idle = []
-        for most in (99, 99, 2):
-            async with aclosing(system.generate(ASK)) as batches:
-                async for _ in batches:
-                    most -= 1
-                    if not most:
-                        break
-            idle.append(len(system._door._idle))
-        return idle
-
-    assert asking(Script(TEXTS), ask) == [1, 1, 0]
+    assert asyncio.run(ask()) == b"gone"
 
 
 def test_streams_run_at_once() -> None:

@@ -40,6 +40,7 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
         (b"data\n\n", [ServerEvent("")]),
         (b"data: a\r\n\r\n", [ServerEvent("a")]),
         (b"data: a\r\r", [ServerEvent("a")]),
+        (b"data: a\r\ndata: b\r\n\r\n", [ServerEvent("a\nb")]),
         (b"data: a\r\n\ndata: b\n\r\n", [ServerEvent("a"), ServerEvent("b")]),
         (b"data: a\ndata: b\n\n", [ServerEvent("a\nb")]),
         (b": hello\n\n:\ndata: a\n: more\n\n", [ServerEvent("a")]),

@@ -44,6 +44,11 @@ def test_the_floor_is_the_least_of_a_step() -> None:
     assert times == pytest.approx([0.13, 0.16, 0.19])
 
 
+def test_prompts_share_the_chunk_and_the_first_comes_first() -> None:
+    costs = Costs(chunk=64, prompt_s=1, decode_s=10)
+    assert timeline(costs, [Demand(0, 96, 2), Demand(0, 96, 1)]) == [[64 + 64, 64 + 64 + 74], [64 + 64 + 74]]
+
+
 @pytest.mark.parametrize("chunk", [64, 100, 1000, 4096])
 def test_a_long_prompt_stalls_the_other_stream_once_per_chunk(chunk: int) -> None:
     """In closed form: each chunk rides on one decode step, and the intruder waits for the step it came into."""

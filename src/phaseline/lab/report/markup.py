@@ -29,7 +29,7 @@ def join(*children: Child) -> Markup:
     return Markup("".join(_flat(children)))
 
 
-def tag(name: str, *children: Child, **attributes: Any) -> Markup:
+def tag(name: str, /, *children: Child, **attributes: Any) -> Markup:
     """One element. `class_` means class, `aria_label` aria-label; False and None leave an attribute out, True is bare."""
     opening = "".join(_attribute(key, value) for key, value in attributes.items() if value not in (None, False))
     return Markup(f"<{name}{opening}>" if name in _VOID else f"<{name}{opening}>{join(*children)}</{name}>")
