@@ -90,10 +90,11 @@ def test_old_steps_are_forgotten_kind_by_kind() -> None:
     assert known.estimate().seconds(step_rows(step([500]))) == pytest.approx(0.005, rel=0.02)
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.just(0.0) | st.floats(1e-9, 1e3)), max_size=40), st.randoms(use_true_random=False))
-def test_no_cost_is_ever_negative_whatever_was_observed(odd: list[tuple[int, float]], rng: random.Random) -> None:
+@given(st.lists(st.just(0.0) | st.floats(1e-9, 1e3), max_size=40), st.integers(0, 1000))
+def test_no_cost_is_ever_negative_whatever_was_observed(odd: list[float], seed: int) -> None:
+    rng = random.Random(seed)
     known = learnt(rng, 5)
-    for _, seconds in odd:
+    for seconds in odd:
         known.observe(any_step(rng), seconds)
     estimate = known.estimate()
     assert all(0 <= each < math.inf for each in estimate.costs) and 1 <= estimate.caution <= 4

@@ -24,6 +24,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     add_model(parser)
     parser.add_argument("--full", action="store_true", help="more lengths, contexts and rounds: several minutes")
+    parser.add_argument("--ops", action="store_true", help="also the time of each operation, and its limit")
     parser.add_argument("--repeats", type=int, metavar="N", help="rounds over all that is measured")
     add_engine_options(parser, mode_help="read prompts in this way only (all four, side by side)")
     add_output_options(parser)
@@ -35,6 +36,7 @@ def run(args: argparse.Namespace) -> int:
     from phaseline.cli.facts import check_out, emit, read_model
     from phaseline.engine.load import load
     from phaseline.execute.native import KV_TYPES
+    from phaseline.lab.experiments.ops import measure_ops
     from phaseline.lab.experiments.phases import measure_phases
     from phaseline.lab.systems.phaseline import PhaselineSystem
 
@@ -42,17 +44,21 @@ def run(args: argparse.Namespace) -> int:
     options = load_options(args)
     only = options.pop("mode", None)  # the engine is loaded for all of them
     with closing(load(args.model, **options)) as engine, progress_bar() as progress:
+        system, chunk, kv_bytes = PhaselineSystem(engine), engine.scheduler.chunk, KV_TYPES[args.kv_type].itemsize
         record = measure_phases(
-            PhaselineSystem(engine),
+            system,
             model=read_model(args.model)[0],
-            chunk=engine.scheduler.chunk,
+            chunk=chunk,
             mode=only,
             full=args.full,
             repeats=args.repeats,
             seed=args.seed or 0,
-            kv_bytes=KV_TYPES[args.kv_type].itemsize,
+            kv_bytes=kv_bytes,
             progress=progress,
         )
+        if args.ops:
+            system.configure("chunk", chunk)
+            record |= measure_ops(system, chunk=chunk, seed=args.seed or 0, kv_bytes=kv_bytes, progress=progress)
     emit(args, record)  # first of all: it cost the time
     if not args.json:
         _print(record)
@@ -71,6 +77,9 @@ def _print(record: Mapping[str, Any]) -> None:
     screen.prose(_ceilings(record["machine"]["ceilings"]))
     for ratio in record["phase_ratios"]:
         screen.prose(_sentence(ratio))
+    for step in record.get("op_steps", ()):
+        screen.prose(_step(step))
+        screen.print(_op_table([row for row in record["ops"] if row["phase"] == step["phase"]]))
 
 
 def _table(rows: list[Mapping[str, Any]]) -> "Table":
@@ -128,3 +137,42 @@ def _sentence(ratio: Mapping[str, Any]) -> str:
     reading = f"a prompt of {ratio['prefill_tokens']} tokens is read at {ratio['prefill_tok_s']:.0f} tok/s"
     decode = f"decode's {ratio['decode_tok_s']:.0f} tok/s at context {ratio['decode_context']}"
     return f"{ratio['mode']}: {reading}, {figure(ratio['ratio'], 2)} times {decode}{more}"
+
+
+def _step(step: Mapping[str, Any]) -> str:
+    from phaseline.lab.stats import median
+
+    size = f"of {step['tokens']} tokens" if step["phase"] == "prefill" else f"at context {step['context']}"
+    agreement = "within 5%" if step["agrees"] else "MORE THAN 5% APART"
+    whole, plain = median(step["profiled_s"]) * 1e3, median(step["step_s"]) * 1e3
+    return (
+        f"a {step['phase']} step {size}, by operation: their sum is {step['ratio']:.1%} of the step ({agreement}), "
+        f"which takes {whole:.3g} ms with their clocks and {plain:.3g} ms without"
+    )
+
+
+def _op_table(rows: list[Mapping[str, Any]]) -> "Table":
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from phaseline.cli.show import figure
+
+    table = Table(box=SIMPLE_HEAD, padding=0, pad_edge=False)
+    table.add_column("operation", no_wrap=True)
+    for header in ("times", "ms", "share", "GFLOP/s", "GB/s"):
+        table.add_column(header, justify="right", no_wrap=True)
+    table.add_column("limit", no_wrap=True)
+    table.add_column("of it", justify="right", no_wrap=True)
+    for row in rows:
+        seconds = row["median_s"]
+        table.add_row(
+            row["op"],
+            str(row["count"]),
+            figure(seconds * 1e3, 3),
+            f"{row['share']:.1%}",
+            figure(row["flops"] / seconds / 1e9, 3) if row["flops"] else "-",
+            figure(row["bytes"] / seconds / 1e9, 2) if row["bytes"] else "-",
+            row["limit"],
+            f"{row['fraction']:.0%}",
+        )
+    return table

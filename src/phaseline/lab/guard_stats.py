@@ -2,7 +2,7 @@
 
 Within a pair, which of the two runs first is drawn by lot. So, if both are equal, the difference of their logarithms is
 as likely to be positive as negative, each pair for itself, however the noise is distributed and however long it lasts.
-That is all that Wilcoxon's signed-rank test asks for; its confidence bounds are exact (Hollander, Wolfe and Chicken 2014,
+That is all that Wilcoxon's signed-rank test asks for; its confidence bounds are exact (Hollander, Wolfe, Chicken 2014,
 3.1 to 3.3). The replicates are looked at a few times, and each look spends an equal part of the allowed chances.
 """
 
@@ -33,7 +33,7 @@ class Rules:
     false_alarm: float = 0.01
     miss: float = 0.02
     least: int = 12
-    most: int = 60
+    most: int = 140
 
     def __post_init__(self) -> None:
         if not (0 < self.catch < 1 and 0 < self.false_alarm < 0.5 and 0 < self.miss < 0.5):
@@ -61,7 +61,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A loss of time as a share, with bounds that hold one by one: below `low`, or above `high`, is hardly the truth."""
+    """A loss of time as a share. Each bound holds by itself: the truth is hardly below `low`, or above `high`."""
 
     estimate: float
     low: float

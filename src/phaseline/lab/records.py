@@ -37,12 +37,16 @@ def to_json(record: Mapping[str, Any]) -> str:
 
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
     """Write the record to `path`, whole or not at all. Raises PhaselineError if it cannot be written."""
-    line = to_json(record) + "\n"
+    write_text(path, to_json(record) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """As `write_record`, of what a record says in another form."""
     try:
         if path.exists() and not path.is_file():  # a device or a pipe cannot be replaced, only written to
-            path.write_text(line, encoding="utf-8")
+            path.write_text(text, encoding="utf-8")
         else:
-            _replace(path.resolve(), line)
+            _replace(path.resolve(), text)
     except OSError as error:
         raise PhaselineError(f"cannot write the record to {path}: {error.strerror}") from error
 

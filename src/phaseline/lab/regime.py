@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from phaseline.machine import Ceilings
 from phaseline.program.ir import Program
-from phaseline.program.ops import Cost, Linear, Work
+from phaseline.program.ops import Cost, Linear, Op, Work
 
 NEAR = 0.5  # share of the measured time that a bound must explain before its name is given
 _PLAIN = ("F32", "F16", "BF16")
@@ -41,11 +41,20 @@ def bounds(program: Program, steps: Sequence[Work], ceilings: Ceilings, mode: st
         step = Cost()
         for op in program.ops:
             cost = op.cost(work)
-            quantised = isinstance(op, Linear) and op.matrices[0].format.name not in _PLAIN
-            compute += cost.flops / (ceilings.quant_flops if quantised else ceilings.float_flops)
+            compute += cost.flops / flop_rate(op, ceilings)
             step += cost
         bandwidth += step.bytes / ceilings.read_at(step.bytes)
         launches = work.rows if mode == "layer" else 1  # that mode runs every layer once per row
         launch += launches * (ceilings.empty_eager if mode == "eager" else ceilings.empty_plan)
         total += step
     return Bounds(total, compute, bandwidth, launch)
+
+
+def quantised(op: Op) -> bool:
+    """Whether an operation multiplies codes of quantised weights, not floats."""
+    return isinstance(op, Linear) and op.matrices[0].format.name not in _PLAIN
+
+
+def flop_rate(op: Op, ceilings: Ceilings) -> float:
+    """The arithmetic ceiling that an operation is held against."""
+    return ceilings.quant_flops if quantised(op) else ceilings.float_flops

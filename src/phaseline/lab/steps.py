@@ -41,7 +41,7 @@ class StepBench:
     ) -> None:
         self._executor, self._slots, self._pages = system.executor, slots, pages
         rng, vocab = random.Random(seed), system.executor.program.vocab
-        self._tokens = [[rng.randrange(vocab) for _ in range(length)] for length in lengths]
+        self.tokens = [[rng.randrange(vocab) for _ in range(length)] for length in lengths]
 
     def seconds(self, size: StepSize) -> float:
         """Time of one step."""
@@ -63,16 +63,22 @@ class StepBench:
         return self._executor.profile(Step(()), self._pages)[1]
 
     def store(self, positions: Sequence[int], chunk: int) -> None:
-        """Fill the first positions of each stream, for the steps that will read them."""
-        for stream, length in enumerate(positions):
-            for a, b in chunk_schedule(length, chunk):
-                segment = Segment(self._slots[stream], a, self._tokens[stream][a:b], Want.NONE)
-                self._executor.forward(Step([segment]), self._pages)
+        """Fill the first positions of each stream, of which the first has most, for the steps that will read them.
+
+        One prompt is read; the others get copies of its state, in pages of their own.
+        """
+        first, *others = self._slots
+        for a, b in chunk_schedule(positions[0], chunk):
+            self._executor.forward(Step([Segment(first, a, self.tokens[0][a:b], Want.NONE)]), self._pages)
+        size = self._executor.page_size
+        for slot, length in zip(others, positions[1:], strict=True):
+            full = -(-length // size)
+            self._executor.copy_pages([(int(self._pages[first, i]), int(self._pages[slot, i])) for i in range(full)])
 
     def _step(self, size: StepSize) -> Step:
         want, end = Want.ALL if size.all_rows else Want.LAST, size.start + size.rows
         streams = range(size.streams)
-        return Step([Segment(self._slots[s], size.start, self._tokens[s][size.start : end], want) for s in streams])
+        return Step([Segment(self._slots[s], size.start, self.tokens[s][size.start : end], want) for s in streams])
 
 
 @contextmanager

@@ -67,8 +67,8 @@ def summarise(
     A request completed if it brought a token and no error; the others failed. Tokens are those of completed requests.
     TTFT and end to end run from sending, as the field has them; where requests were due, `ttft_from_due` and
     `slo_attainment_from_due` stand beside them and are the headline. Requested and achieved rates are those of the due
-    and of the sending times. `notes` tell in words what a reader must not miss. `in_process`: the system runs in the client's process
-    and delays it.
+    and of the sending times. `notes` tell in words what a reader must not miss. `in_process`: the system runs
+    in the client's process, and delays it.
     Raises PhaselineError if the duration is not positive, or if `asked` is not one for each trace.
     """
     if not 0 < duration < math.inf:

@@ -1,17 +1,7 @@
 """The OpenAI client against a truth server: every manner of speaking is understood, every fault is named."""
 
 import asyncio
-import json
-import re
-import socket
-import ssl
-import struct
-import subprocess
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
-from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,9 +12,9 @@ from phaseline.lab.systems.openai_http import OpenAISystem
 from phaseline.lab.systems.timeouts import Timeouts
 from phaseline.lab.systems.truth import TruthSystem
 from phaseline.lab.systems.truth_script import Burst, Fault, Script, Wire, steady
-from phaseline.lab.systems.truth_server import serving
 from phaseline.lab.trace import META
-from support.streams import ASK, Stream, asking, follow, follow_and_close, over_http
+from support.speakers import Answering, counted, listening
+from support.streams import Stream, asking, follow, follow_and_close, over_http
 
 BURSTS = (
     Burst(0.01, 2, "reasoning"),
@@ -98,6 +88,22 @@ def test_an_answer_that_does_not_stream(counts: str) -> None:
     assert seen.facts == {"finish_reason": "length", "prompt_tokens": 3, "output_tokens": 8}
     both = over_http(Script((Burst(0, 1, "reasoning"), Burst(0, 2))), stream=False)
     assert both.content == [Piece("reasoning", None, "tok "), Piece("text", None, "tok tok ")]
+
+
+@pytest.mark.parametrize("whole", [b"{}", b"[]", b"hi", b'{"choices": []}', b'{"error": {"message": "full"}}'])
+def test_an_answer_without_choices_is_a_fault(whole: bytes) -> None:
+    async def ask() -> Stream:
+        async with listening(Answering([counted(whole, b"")])) as url:
+            return await follow_and_close(OpenAISystem(url, "truth", stream=False))
+
+    stream = asyncio.run(ask())
+    assert stream.fault and ("full" in stream.fault if b"full" in whole else "no sense" in stream.fault)
+
+
+def test_an_answer_that_does_not_stream_may_take_its_time() -> None:
+    slow, timeouts = Script(steady(0.5, 0, 1)), Timeouts(first=0.2, between=0.2)
+    assert over_http(slow, stream=False, timeouts=timeouts).fault is None
+    assert "in all" in str(over_http(slow, stream=False, timeouts=replace(timeouts, total=0.3)).fault)
 
 
 def test_token_ids_are_for_the_completions_api() -> None:
@@ -186,177 +192,6 @@ def test_keep_alives_are_no_events() -> None:
     assert over_http(talking, timeouts=Timeouts(first=0.3)).fault == silent
 
 
-def test_a_refused_connection() -> None:
-    async def ask() -> Stream:
-        async with serving(Script(TEXTS)) as url:
-            pass  # nobody listens there any more
-        return await follow_and_close(OpenAISystem(url, "truth"))
-
-    assert "cannot connect to http://127.0.0.1:" in str(asyncio.run(ask()).fault)
-
-
-@asynccontextmanager
-async def listening(speak: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]) -> AsyncIterator[str]:
-    """A server of one's own making; yields its address."""
-    server = await asyncio.start_server(speak, "127.0.0.1", 0)
-    async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-
-
-@pytest.mark.parametrize(
-    ("base", "path"),
-    [("", "/v1/completions"), ("/", "/v1/completions"), ("/v1/", "/v1/completions"), ("/a/v2", "/a/v2/completions")],
-)
-def test_what_is_asked(base: str, path: str) -> None:
-    heads: list[str] = []
-    bodies: list[dict[str, Any]] = []
-
-    async def ask() -> None:
-        async def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            heads.append((await reader.readuntil(b"\r\n\r\n")).decode())
-            bodies.append(json.loads(await reader.read(1 << 16)))
-            writer.close()
-
-        async with listening(note) as url:
-            system = OpenAISystem(url + base, "m", api="completions", api_key="secret")
-            await follow(system, Ask([1, 2], 3, min_tokens=3, ignore_eos=True, options={"seed": 7, "model": "n"}))
-
-    asyncio.run(ask())
-    (head,), (body,) = heads, bodies
-    assert head.startswith(f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:")
-    assert "\r\nAuthorization: Bearer secret\r\n" in head and "\r\nAccept-Encoding: identity\r\n" in head
-    assert body == {
-        "model": "n",
-        "prompt": [1, 2],
-        "max_tokens": 3,
-        "min_tokens": 3,
-        "ignore_eos": True,
-        "seed": 7,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-
-
-STREAM = b"Content-Type: text/event-stream\r\n"
-CHUNK = b'data: {"choices": [{"delta": {"content": "a"}, "finish_reason": "stop"}]}\n\n'
-DONE = CHUNK + b"data: [DONE]\n\n"
-
-
-def counted(content: bytes, kind: bytes = STREAM) -> bytes:
-    return b"HTTP/1.1 200 OK\r\n%bContent-Length: %d\r\n\r\n%b" % (kind, len(content), content)
-
-
-def answering(*answers: Sequence[bytes | float], stream: bool = True) -> tuple[list[Stream], list[int]]:
-    """Streams from a server that sends these bytes, waiting between, to one request after another; it closes the
-    connection where there is nothing more. Also the number of the connection that each request came by."""
-    asked: list[int] = []
-    opened = count()
-
-    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        number = next(opened)
-        with suppress(asyncio.IncompleteReadError, OSError):
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                await reader.readexactly(int(re.findall(rb"Content-Length: (\d+)", head)[0]))
-                asked.append(number)
-                for part in answers[len(asked) - 1]:
-                    if isinstance(part, bytes):
-                        writer.write(part)
-                    else:
-                        await asyncio.sleep(part)
-                if not answers[len(asked) - 1] or answers[len(asked) - 1][-1] == b"":
-                    break
-        writer.close()
-
-    async def ask() -> list[Stream]:
-        async with listening(speak) as url:
-            system = OpenAISystem(url, "truth", stream=stream, timeouts=Timeouts(5, 5, 5, 10))
-            try:
-                return [await follow(system) for _ in answers]
-            finally:
-                await system.close()
-
-    return asyncio.run(ask()), asked
-
-
-@pytest.mark.parametrize(
-    ("answer", "said"),
-    [
-        (b"", "closed the connection before it answered"),
-        (b"SSH-2.0-hello\r\n\r\n", "not an HTTP answer"),
-        (b"HTTP/1.1 200 OK\r\n" + STREAM + b"\r\n<html>\n", "not a server-sent event: '<html>'"),
-        (b"HTTP/1.1 200 OK\r\n" + STREAM + b"\r\ndata: [1]\n\n", "makes no sense"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", "no content type, not text/event-stream: 'hi'"),
-        (b"HTTP/1.1 302 Found\r\nLocation: /\r\n\r\n", "answered 302 Found"),
-        (b"HTTP/1.1 200 OK\r\nA: " + b"a" * 70000, "headers of the answer are endless"),
-    ],
-)
-def test_what_is_no_such_server(answer: bytes, said: str) -> None:
-    (stream,), _ = answering([answer, b""])
-    assert said in str(stream.fault)
-
-
-@pytest.mark.parametrize("whole", [b"{}", b"[]", b"hi", b'{"choices": []}', b'{"error": {"message": "full"}}'])
-def test_an_answer_without_choices_is_a_fault(whole: bytes) -> None:
-    (stream,), _ = answering([counted(whole, b"")], stream=False)
-    assert stream.fault and ("full" in stream.fault if b"full" in whole else "no sense" in stream.fault)
-
-
-def test_a_connection_that_is_reset() -> None:
-    async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\n" + STREAM + b"\r\n" + CHUNK)
-        await asyncio.sleep(0.1)
-        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        writer.transport.abort()
-
-    async def ask() -> Stream:
-        async with listening(reset) as url:
-            return await follow_and_close(OpenAISystem(url, "truth"))
-
-    stream = asyncio.run(ask())
-    assert stream.content and "broke" in str(stream.fault) and "reset" in str(stream.fault)
-
-
-def test_connections_are_reused_where_they_can_be() -> None:
-    late_end = [b"HTTP/1.1 200 OK\r\n%bTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n" % (STREAM, len(DONE), DONE)]
-    no_end = counted(DONE).replace(b"Length: ", b"Length: 9")
-    old = counted(DONE).replace(b"HTTP/1.1", b"HTTP/1.0")
-    streams, asked = answering(
-        [b"HTTP/1.1 100 Continue\r\n\r\n", counted(DONE)],
-        [*late_end, 0.05, b"0\r\n\r\n"],
-        [no_end],  # it says that more follows [DONE], and sends nothing
-        [counted(DONE), b""],  # closed without notice
-        [counted(DONE) + b"junk"],
-        [counted(DONE).replace(b"\r\n", b"\r\nConnection: close\r\n", 1)],
-        [old],
-        [counted(DONE)],
-    )
-    assert [(stream.fault, len(stream.content)) for stream in streams] == [(None, 1)] * 8
-    assert asked == [0, 0, 0, 1, 2, 3, 4, 5]
-
-
-def test_closing_a_stream_closes_its_connection() -> None:
-    async def ask() -> bytes:
-        gone = asyncio.get_running_loop().create_future()
-
-        async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(b"HTTP/1.1 200 OK\r\n" + STREAM + b"\r\n" + CHUNK)
-            while await reader.read(1 << 16):
-                pass
-            gone.set_result(b"gone")
-            writer.close()
-
-        async with listening(speak) as url:
-            async with aclosing(OpenAISystem(url, "truth").generate(ASK)) as batches:
-                await anext(batches)
-            async with asyncio.timeout(5):
-                return bytes(await gone)
-
-    assert asyncio.run(ask()) == b"gone"
-
-
 def test_streams_run_at_once() -> None:
     async def ask(system: OpenAISystem) -> list[Stream]:
         return await asyncio.gather(*(follow(system) for _ in range(20)))
@@ -365,34 +200,6 @@ def test_streams_run_at_once() -> None:
     for stream in asking(script, ask):
         assert stream.content == [Piece("text", 1, "tok ")] * 5
         assert stream.content_times[-1] < 1.5, "one after the other they take 2.8 s"
-
-
-def test_tls(tmp_path: Path) -> None:
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=truth"]
-    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(command, check=True, capture_output=True)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-
-    async def ask(verify: bool | str) -> Stream:
-        async with serving(Script(TEXTS), tls=context) as url:
-            return await follow_and_close(OpenAISystem(url, "truth", verify=verify))
-
-    assert "certificate verify failed" in str(asyncio.run(ask(True)).fault)
-    for verify in (False, str(certificate)):
-        seen = asyncio.run(ask(verify))
-        assert seen.fault is None and len(seen.content) == 4
-    with pytest.raises(RequestError, match="cannot read certificates"):
-        OpenAISystem("https://127.0.0.1", verify=str(tmp_path / "none"))
-
-
-@pytest.mark.parametrize(
-    "url", ["127.0.0.1:8000", "ftp://a", "http://", "http://a:b@c", "http://a b", "http://a/?q", "http://a\r\nX: y"]
-)
-def test_what_is_no_base_url(url: str) -> None:
-    with pytest.raises(RequestError, match="not the base URL"):
-        OpenAISystem(url)
 
 
 def test_what_is_no_api_or_key() -> None:

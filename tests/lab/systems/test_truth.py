@@ -21,6 +21,7 @@ from phaseline.lab.systems.openai_http import OpenAISystem
 from phaseline.lab.systems.truth import TruthSystem, truth_server
 from phaseline.lab.systems.truth_engine import Costs, Demand, timeline
 from phaseline.lab.systems.truth_script import Burst, Fault, Script, Wire, steady
+from phaseline.lab.systems.truth_wire import Speaker
 from phaseline.lab.trace import META, Trace
 from support.streams import Stream, follow, follow_and_close
 
@@ -140,6 +141,37 @@ def test_the_calibration_compares_stamps_of_one_clock() -> None:
     error = found["error_ms"]
     assert 0 < error["p50"] <= error["p99"] <= error["max"] < LATE_S * 1e3
     assert 0 < found["request_ms"]["p50"] < LATE_S * 1e3 and found["request_ms"]["p99"] is None
+
+
+@pytest.mark.parametrize(
+    ("manner", "holds", "lacks"),
+    [
+        (
+            {},
+            ['data: {"id"', '"choices": []', "data: [DONE]\n\n", '"finish_reason": "length"'],
+            ["data:{", "\r", "\n:"],
+        ),
+        ({"newline": "\r\n"}, ["\r\n\r\n"], ["\n\n"]),
+        ({"newline": "\r"}, ["\r\r"], ["\n"]),
+        ({"space": False}, ['data:{"id"', "data:[DONE]"], ["data: "]),
+        ({"pretty": True}, ["data: {\ndata:  "], []),
+        ({"comments": True}, [": a comment\ndata: "], []),
+        ({"names": True}, ["event: message\ndata: "], []),
+        ({"final_blank": False}, ["}\n\ndata: [DONE]"], ["[DONE]\n"]),
+        ({"usage": "null"}, ['"choices": null, "usage": {"prompt_tokens": 3, "completion_tokens": 2}'], []),
+        ({"usage": "missing"}, ['"model": "m", "usage": {'], []),
+        ({"usage": "last", "done": False}, ['"finish_reason": "length"}], "usage": {'], ["[DONE]"]),
+        ({"usage": "none", "finish_reason": None}, [], ['"usage"', '"length"']),
+        ({"counts": "token_ids"}, ['"token_ids": [7, 7]'], []),
+        ({"counts": "usage", "cached_tokens": 1}, ['"cached_tokens": 1'], []),
+        ({"token_text": "né😀"}, ['"né😀né😀"'], ["\\u"]),
+    ],
+)
+def test_the_wire_is_as_it_was_ordered(manner: dict[str, Any], holds: list[str], lacks: list[str]) -> None:
+    """Else the tests of the client would test less than they say."""
+    speaker = Speaker(Wire(**manner), model="m", chat=True, usage_asked=True, prompt_tokens=3)
+    said = b"".join([speaker.role(), speaker.burst(Burst(0, 2)), *speaker.closing()]).decode()
+    assert [part for part in holds if part not in said] == [] and [part for part in lacks if part in said] == []
 
 
 def test_a_script_survives_json() -> None:

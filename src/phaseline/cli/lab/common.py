@@ -2,10 +2,11 @@
 
 import argparse
 import asyncio
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +60,7 @@ def counts(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def add_goodput(parser: argparse.ArgumentParser) -> None:
+def add_goodput(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
     """`--goodput`, as one text or as several words."""
     parser.add_argument(
         "--goodput", nargs="+", metavar="NAME:MS", help='what requests must keep, e.g. "ttft:500 tpot:50 e2el:3000"'
@@ -76,7 +77,7 @@ def objectives(args: argparse.Namespace) -> "Objectives | None":
 async def system_facts(args: argparse.Namespace, system: "StreamSystem") -> dict[str, Any]:
     """`system` (in its own words), `model`, and provenance: machine, build, date, command.
 
-    The machine is the one that this process runs on, which over HTTP is the client's.
+    The machine is the one that this process runs on, which may not be the server's. An API key is left out.
     Raises StreamFault if a server does not answer.
     """
     from phaseline.cli.facts import read_model
@@ -86,20 +87,25 @@ async def system_facts(args: argparse.Namespace, system: "StreamSystem") -> dict
     kind, told = system_kind(args), dict(await system.describe())
     model = read_model(needed_model(args))[0] if kind == "phaseline" else {"name": told.get("model", model_name(args))}
     build = told if kind == "phaseline" else {}
-    machine = {"cpu": cpu_model(), "cores": usable_cores(), "client_only": over_http(args)}
-    return {"system": {"name": system.name, **told}, "model": model, **provenance(machine, build)}
+    machine = {"cpu": cpu_model(), "cores": usable_cores(), "client_only": bool(args.base_url)}
+    facts = {"system": {"name": system.name, **told}, "model": model, **provenance(machine, build)}
+    if args.api_key:
+        facts["command"] = facts["command"].replace(shlex.quote(args.api_key), "...")
+    return facts
 
 
 def conduct_command(
     args: argparse.Namespace,
     build: Callable[["StreamSystem"], "Experiment"],
     show: Callable[[Mapping[str, Any], "Screen"], None],
+    keep: Callable[[Mapping[str, Any]], None] = lambda record: None,
 ) -> int:
     """Open the system, run the experiment on it, and save and show the record; gives the exit status.
 
     The record goes to `--out` and, with `--json`, alone to standard output; else its `finding` is printed, then what
-    `show` prints (tables). Ctrl-C ends the measuring: the record is kept, says `partial`, and the status is 130. A
-    record with an `error` (nothing could be measured) is saved and shown as well, and refused with status 2.
+    `show` prints (tables). `keep` puts it elsewhere too. Ctrl-C ends the measuring: the record is kept, says `partial`,
+    and the status is 130. A record with an `error` (nothing could be measured) is saved and shown as well, and refused
+    with status 2.
     """
     from phaseline.cli.facts import check_out
     from phaseline.cli.progress import progress_bar
@@ -109,24 +115,26 @@ def conduct_command(
     calibration = _calibration(args)
     with progress_bar() as progress:
         record = asyncio.run(_conduct(args, system, build, progress, calibration))
-    return finish(args, record, show)
+    return finish(args, record, show, keep)
 
 
 def finish(
-    args: argparse.Namespace, record: Mapping[str, Any], show: Callable[[Mapping[str, Any], "Screen"], None]
+    args: argparse.Namespace,
+    record: Mapping[str, Any],
+    show: Callable[[Mapping[str, Any], "Screen"], None],
+    keep: Callable[[Mapping[str, Any]], None] = lambda record: None,
 ) -> int:
-    """Save and show a record that exists, and give the exit status: the second half of `conduct_command`."""
-    from phaseline.cli.facts import emit
-    from phaseline.cli.show import Screen
+    """Save and show a record that exists, and give the exit status: the second half of `conduct_command`.
 
-    try:
-        emit(args, record)  # first of all: it cost the time
-    finally:
+    It is shown even where it cannot be saved.
+    """
+    from phaseline.cli.facts import emit
+
+    with ExitStack() as stack:  # from the last to the first, each even if one before it fails
         if not args.json:
-            screen = Screen(_WIDTH)
-            _print_head(record, screen)
-            show(record, screen)
-            _print_calibration(record.get("calibration"), screen)
+            stack.callback(_print, record, show)
+        stack.callback(keep, record)
+        stack.callback(emit, args, record)  # first of all: it cost the time
     if record.get("partial"):
         print("phaseline: interrupted: the record is partial, it holds what was measured until then", file=sys.stderr)
         return INTERRUPTED
@@ -215,6 +223,15 @@ def _calibration(args: argparse.Namespace) -> dict[str, Any] | None:
     from phaseline.lab.calibration import calibrate
 
     return calibrate()
+
+
+def _print(record: Mapping[str, Any], show: Callable[[Mapping[str, Any], "Screen"], None]) -> None:
+    from phaseline.cli.show import Screen
+
+    screen = Screen(_WIDTH)
+    _print_head(record, screen)
+    show(record, screen)
+    _print_calibration(record.get("calibration"), screen)
 
 
 def _print_head(record: Mapping[str, Any], screen: "Screen") -> None:

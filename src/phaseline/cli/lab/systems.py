@@ -33,7 +33,12 @@ def add_system_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--ca-file", metavar="FILE", help="certificates to trust instead of the system's")
     group.add_argument("--insecure", action="store_true", help="do not check the server's certificate")
     group.add_argument("--script", metavar="FILE", help="the timeline of --system truth, as JSON")
-    group.add_argument("--max-running", type=int, metavar="N", help="streams at once of an engine in this process")
+    group.add_argument(
+        "--max-running",
+        type=int,
+        metavar="N",
+        help="streams at once of an engine in this process (ours: 16, llama.cpp: 1)",
+    )
     for name, default, what in (
         ("connect", 10.0, "to open a connection"),
         ("first", 600.0, "until the first token"),
@@ -87,21 +92,34 @@ def load_engine(args: argparse.Namespace) -> "Engine":
 
 def open_system(args: argparse.Namespace) -> "StreamSystem":
     """The system that the options name; one in this process has its model loaded. Raises a PhaselineError if not."""
-    return _OPENERS[system_kind(args)](args)
+    kind = system_kind(args)
+    if args.base_url and not over_http(args):
+        raise RequestError(f"--base-url is of a server, but --system {kind} runs in this process: leave one out")
+    if args.script and kind != "truth":
+        raise RequestError(f"--script is of --system truth, not of {kind}")
+    return _OPENERS[kind](args)
 
 
 def vocabulary(args: argparse.Namespace) -> "Vocabulary":
     """What random prompts for the system are made of: all token ids where MODEL is a file here, else words."""
     from phaseline.lab.prompts import WORDS
 
-    kind = system_kind(args)
-    if kind == "phaseline" or (kind == "llamacpp" and not args.base_url):
-        from phaseline.files.gguf import open_gguf
-        from phaseline.files.zoo import resolve
+    if not args.base_url and system_kind(args) in ("phaseline", "llamacpp", "transformers"):
+        path = _model_path(args)
+        if path.is_file():
+            from phaseline.files.gguf import open_gguf
 
-        with open_gguf(resolve(needed_model(args))) as file:
-            return range(len(file.metadata["tokenizer.ggml.tokens"]))
+            with open_gguf(path) as file:
+                return range(len(file.metadata["tokenizer.ggml.tokens"]))
     return WORDS
+
+
+def _model_path(args: argparse.Namespace) -> Path:
+    """The file of MODEL; the folder, where it is one."""
+    from phaseline.files.zoo import resolve
+
+    folder = Path(needed_model(args))
+    return folder if folder.is_dir() else resolve(str(folder))
 
 
 def _needed_url(args: argparse.Namespace) -> str:
@@ -142,7 +160,6 @@ def _open_openai(args: argparse.Namespace) -> "StreamSystem":
 
 def _open_llamacpp(args: argparse.Namespace) -> "StreamSystem":
     from phaseline.execute.host import usable_cores
-    from phaseline.files.zoo import resolve
     from phaseline.lab.systems.llamacpp import LlamaCppSystem
 
     if args.base_url:
@@ -150,7 +167,7 @@ def _open_llamacpp(args: argparse.Namespace) -> "StreamSystem":
             raise RequestError("a running llama-server serves the model it has: leave MODEL out, or --base-url")
         return LlamaCppSystem(args.base_url, **_access(args))
     return LlamaCppSystem.launch(
-        resolve(needed_model(args)),
+        _model_path(args),
         threads=args.threads or usable_cores(),
         context=args.context or 4096,
         streams=args.max_running or 1,
@@ -162,7 +179,7 @@ def _open_llamacpp(args: argparse.Namespace) -> "StreamSystem":
 def _open_transformers(args: argparse.Namespace) -> "StreamSystem":
     from phaseline.lab.systems.transformers import TransformersSystem
 
-    return TransformersSystem.load(needed_model(args), threads=args.threads)
+    return TransformersSystem.load(_model_path(args), threads=args.threads)
 
 
 def _open_truth(args: argparse.Namespace) -> "StreamSystem":

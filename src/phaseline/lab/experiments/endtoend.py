@@ -162,7 +162,7 @@ def _finding(
     counted = Counter(row["dominant"] for row in rows)
     told = [_named(phase, rows) for phase in ("decode", "prefill") if counted[phase]]
     if counted["neither"]:
-        told.append(f"in {counted['mixed']} of {len(rows)} cells neither phase has {DOMINANT:.0%} of the time")
+        told.append(f"in {counted['neither']} of {len(rows)} cells neither phase has {DOMINANT:.0%} of the time")
     if counted["unknown"]:
         told.append(f"in {counted['unknown']} of {len(rows)} cells the phases cannot be told apart")
     sentences = [_sentence("; ".join(told))]

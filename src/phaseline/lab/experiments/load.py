@@ -1,15 +1,15 @@
 """Many requests at once or one after another: runs at one pace, sweeps over paces, and the search for the best rate."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from phaseline.errors import PhaselineError, RequestError
+from phaseline.errors import RequestError
 from phaseline.lab.drive import drive_streams
 from phaseline.lab.experiments.base import Progress
-from phaseline.lab.experiments.load_findings import describe_paces, describe_search, load_record, summary_of
-from phaseline.lab.experiments.load_runs import Pace, Run
+from phaseline.lab.experiments.load_findings import describe_paces, describe_search, load_record
+from phaseline.lab.experiments.load_points import ALONE
+from phaseline.lab.experiments.load_runs import Pace, Run, measured
 from phaseline.lab.experiments.load_source import Source
 from phaseline.lab.metrics import trace_metrics
 from phaseline.lab.slo import RateFound, RateSearch
@@ -56,8 +56,8 @@ class Load:
                 await self._make(pace, _counting(progress, ended, total, pace.label))
 
     def record(self) -> dict[str, Any]:
-        told = describe_paces(self.runs, self.objectives, self.in_process)
-        return load_record(self.runs, told, self.objectives, self.in_process, self.source.note)
+        runs = measured(self.runs, self.objectives, self.in_process)
+        return load_record(runs, describe_paces(runs), self.source.note)
 
     async def _make(self, pace: Pace, on_end: Callable[[], None], most: int | None = None) -> Run:
         """One run, of which is kept what has ended, even if it is cancelled."""
@@ -105,19 +105,19 @@ class LoadSearch(Load):
             ended = sum(len(run.traces) for run in self.runs)
             pace = self.paces[0].at(rate)
             run = await self._make(pace, _counting(progress, ended, self.budget * self.source.requests, pace.label))
-            attainment = summary_of(run, self.objectives, self.in_process)["slo_attainment_from_due"]
+            (seen,) = measured([run], self.objectives, self.in_process)
             try:
-                rate = steps.send(attainment)
+                rate = steps.send(seen.summary["slo_attainment_from_due"])
             except StopIteration as end:
                 self.found = end.value
 
     def record(self) -> dict[str, Any]:
-        told = describe_search(self.runs, self.objectives, self.in_process, self.found, self.target)
-        return load_record(self.runs, told, self.objectives, self.in_process, self.source.note)
+        runs = measured(self.runs, self.objectives, self.in_process)
+        return load_record(runs, describe_search(runs, self.found, self.target), self.source.note)
 
     async def _alone(self, progress: Progress) -> float | None:
         """Half the rate at which one stream alone is served; None if it is not."""
-        run = await self._make(Pace(math.inf, 1), _counting(progress, 0, _ALONE, "alone"), _ALONE)
+        run = await self._make(ALONE, _counting(progress, 0, _ALONE, "alone"), _ALONE)
         times = [one.e2e for one in map(trace_metrics, run.traces) if one.e2e]
         return 0.5 / median(times) if times else None
 

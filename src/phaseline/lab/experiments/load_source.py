@@ -103,4 +103,4 @@ class LogSource:
 def _prefixed(shared: str | Sequence[int], ask: Ask) -> Ask:
     if isinstance(shared, str):
         return replace(ask, prompt=f"{shared} {ask.prompt}")
-    return replace(ask, prompt=[*shared, *ask.prompt])  # type: ignore[list-item]
+    return replace(ask, prompt=[*shared, *ask.prompt])

@@ -37,6 +37,10 @@ class Own:
         found = self._machine.measure()
         self._ceilings = found if self._ceilings is None else self._ceilings.best(found)
 
+    def share_ceilings(self, other: "Own") -> None:
+        """Take the ceilings that another engine on the same machine has observed."""
+        self._ceilings = other.ceilings
+
     @property
     def ceilings(self) -> Ceilings:
         """The best of all observations. Raises PhaselineError before the first."""

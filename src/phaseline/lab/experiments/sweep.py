@@ -134,7 +134,7 @@ def sample_seconds(cell: Cell, traces: Sequence[Trace]) -> float | None:
 
 
 def queued(traces: Sequence[Trace]) -> bool:
-    """A stream had its first token only after another one had its last."""
+    """Whether a stream had its first token only after another one had its last."""
     arrivals = [[event.t_ns for event in trace.events if event.bears_tokens] for trace in traces]
     known = [times for times in arrivals if times]
     return bool(known) and max(times[0] for times in known) > min(times[-1] for times in known)
@@ -143,11 +143,13 @@ def queued(traces: Sequence[Trace]) -> bool:
 def cell_row(cell: Cell, rounds: Sequence[Sequence[Trace]]) -> dict[str, Any]:
     """The record's row of a cell, as `measure` has them; what could not be measured is null, and `error` says why.
 
-    tok_s is of all streams together. prompt_tokens: as the server counts them, where it does.
+    tokens: of a prompt, as the server counts them where it does. tok_s: of all streams together. last_ttft_s: of the
+    stream that waits longest. queued: a stream had its first token only after another one had its last.
     """
     seconds = [s for traces in rounds if (s := sample_seconds(cell, traces)) is not None]
     middle = median(seconds) if seconds else None
     made = cell.tokens if cell.phase == "prefill" else cell.streams
+    firsts = [last for traces in rounds if (last := _last_ttft(traces)) is not None]
     counted = [trace.prompt_tokens for traces in rounds for trace in traces if trace.prompt_tokens is not None]
     if cell.phase == "prefill" and counted:
         made = round(median(counted))
@@ -163,10 +165,16 @@ def cell_row(cell: Cell, rounds: Sequence[Sequence[Trace]]) -> dict[str, Any]:
         "spread_s": spread(seconds) if seconds else None,
         "tok_s": made / middle if middle else None,
         "cached_tokens": max((trace.cached_tokens or 0 for traces in rounds for trace in traces), default=None),
-        "queued": any(queued(traces) for traces in rounds) if cell.streams > 1 else False,
+        "last_ttft_s": median(firsts) if firsts else None,
+        "queued": any(queued(traces) for traces in rounds),
         "error": failed(rounds),
         "traces": [trace.to_dict() for traces in rounds for trace in traces],
     }
+
+
+def _last_ttft(traces: Sequence[Trace]) -> float | None:
+    known = [ttft for trace in traces if (ttft := trace_metrics(trace).ttft) is not None]
+    return max(known, default=None)
 
 
 def measured(rows: Sequence[Mapping[str, Any]], phase: str, system: str | None = None) -> list[Mapping[str, Any]]:

@@ -2,7 +2,8 @@
 
 import math
 
-NONE = "–"
+NONE = "\u2013"  # an en dash
+TIMES = "\u00d7"
 _PREFIXES = {-9: "n", -6: "µ", -3: "m", 0: "", 3: "k", 6: "M", 9: "G", 12: "T", 15: "P"}
 _THIN = "\u202f"  # narrow no-break space
 
@@ -19,6 +20,13 @@ def figure(value: float | None, digits: int = 3) -> str:
     if decimals > 9 or abs(value) >= 1e15:
         return f"{value:.{digits - 1}e}"
     return f"{value:,.{max(0, decimals)}f}".replace(",", _THIN)
+
+
+def whole(number: float | None) -> str:
+    """All digits of a whole number, grouped by thousands; a fraction keeps three digits."""
+    if number is None:
+        return NONE
+    return f"{number:,.0f}".replace(",", _THIN) if number == int(number) and abs(number) < 1e15 else figure(number)
 
 
 def amount(value: float | None, unit: str, digits: int = 3) -> str:
@@ -56,4 +64,9 @@ def share(value: float | None) -> str:
 
 def count(number: int, one: str, many: str | None = None) -> str:
     """2, "prompt" gives 2 prompts."""
-    return f"{figure(number, 15)} {one if number == 1 else many or one + 's'}"
+    return f"{whole(number)} {one if number == 1 else many or one + 's'}"
+
+
+def times(ratio: float | None, digits: int = 2) -> str:
+    """A ratio as one says it: 10 times as much."""
+    return NONE if ratio is None else f"{figure(ratio, digits)}{TIMES}"

@@ -72,11 +72,11 @@ class Fields:
         return self.positive(key) if key in self else None
 
     def positives(self, key: str) -> list[float]:
-        """A list of numbers above 0, not empty."""
-        found = self.numbers(key)
-        if not found or min(found) <= 0:
+        """Those of a list of numbers above 0 that are not null."""
+        found = [_number(item) for item in self._list(key) if item is not None]
+        if not all(item is not None and item > 0 for item in found):
             raise self.refusal(key, "a list of numbers above 0")
-        return found
+        return [item for item in found if item is not None]
 
     def numbers(self, key: str) -> list[float]:
         """A list of numbers; empty where the key is missing."""

@@ -24,13 +24,21 @@ def text(value: object) -> Markup:
     return value if isinstance(value, Markup) else Markup(escape(_UNSEEN.sub("\ufffd", str(value))))
 
 
+def prose(words: str) -> Markup:
+    """The page's own words, with the apostrophes of print."""
+    return text(words.replace("'", "\u2019"))
+
+
 def join(*children: Child) -> Markup:
     """Children one after the other."""
     return Markup("".join(_flat(children)))
 
 
 def tag(name: str, /, *children: Child, **attributes: Any) -> Markup:
-    """One element. `class_` means class, `aria_label` aria-label; False and None leave an attribute out, True is bare."""
+    """One element. `class_` means class, `aria_label` aria-label. None and False leave an attribute out, True is bare.
+
+    Names are the program's own; children and values may come from anywhere.
+    """
     opening = "".join(_attribute(key, value) for key, value in attributes.items() if value not in (None, False))
     return Markup(f"<{name}{opening}>" if name in _VOID else f"<{name}{opening}>{join(*children)}</{name}>")
 

@@ -3,18 +3,40 @@
 from collections.abc import Sequence
 from importlib.resources import files
 
-from phaseline.lab.report.amounts import count
-from phaseline.lab.report.markup import Markup, join, tag
-from phaseline.lab.report.parts import curves, gaps, glance, phases, provenance, roofline
+from phaseline.lab.report.amounts import NONE, count
+from phaseline.lab.report.markup import Markup, join, prose, tag
+from phaseline.lab.report.parts import (
+    chunk,
+    compare,
+    curves,
+    endtoend,
+    gaps,
+    glance,
+    guard,
+    interference,
+    load,
+    phases,
+    provenance,
+    regime,
+    roofline,
+)
 from phaseline.lab.report.parts.base import Part
 from phaseline.lab.report.record import Record
 
 PARTS: Sequence[Part] = (
     phases.PART,
     roofline.PART,
+    regime.PART,
     curves.PREFILL_PART,
     curves.DECODE_PART,
+    curves.BATCH_PART,
+    chunk.PART,
+    interference.PART,
+    endtoend.PART,
+    load.PART,
     gaps.PART,
+    compare.PART,
+    guard.PART,
     provenance.CALIBRATION,
     provenance.PROVENANCE,
 )
@@ -49,26 +71,32 @@ def report_page(records: Sequence[Record]) -> str:
             _absent([part for part, blocks in drawn if not blocks]),
         ),
         tag("footer", tag("p", "Derived from raw records by phaseline report; nothing was measured for this page.")),
+        class_="single" if len(records) == 1 else None,
     )
     return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
 
 
 def _title(records: Sequence[Record]) -> str:
-    models = list(dict.fromkeys(record.model for record in records))
-    named = models[0] if len(models) == 1 else count(len(models), "model")
-    return f"Prefill and decode of {named}"
+    models = list(dict.fromkeys(record.model for record in records if record.model))
+    return f"Prefill and decode of {models[0] if len(models) == 1 else count(len(models) or 1, 'model')}"
 
 
 def _contents(parts: Sequence[Part]) -> Markup:
-    return tag("ul", (tag("li", tag("a", part.title, href=f"#{part.anchor}")) for part in parts))
+    return tag("ul", (tag("li", tag("a", prose(part.title), href=f"#{part.anchor}")) for part in parts))
 
 
 def _section(part: Part, blocks: Sequence[Markup]) -> Markup:
-    return tag("section", tag("h2", part.title), tag("p", part.about, class_="about"), join(blocks), id=part.anchor)
+    return tag(
+        "section",
+        tag("h2", prose(part.title)),
+        tag("p", prose(part.about), class_="about"),
+        join(blocks),
+        id=part.anchor,
+    )
 
 
 def _absent(parts: Sequence[Part]) -> Markup | None:
     if not parts:
         return None
-    lines = [tag("li", tag("b", part.title), " – ", part.source) for part in parts]
+    lines = [tag("li", tag("b", prose(part.title)), f" {NONE} ", part.source) for part in parts]
     return tag("section", tag("h2", "Not in these records"), tag("ul", lines, class_="absent"), id="absent")

@@ -1,13 +1,15 @@
 """Plots as inline SVG that fit any width: across in per cent, down in pixels, so text keeps its size on a phone."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from phaseline.lab.report.markup import Child, Markup, join, tag
+from phaseline.lab.report.markup import Child, Markup, join, prose, tag
 from phaseline.lab.report.scales import Axis, Tick
 from phaseline.lab.report.tables import Table
 
 Point = tuple[float, float]
+Place = tuple[str, float]  # what of the words is at a point (start, middle, end), and pixels from there down
+OVER, UNDER, RIGHT, LEFT = ("middle", -9.0), ("middle", 19.0), ("start", 4.0), ("end", 4.0)
 
 _GLYPHS = {  # around (0, 0), about 8 pixels across
     "circle": "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0Z",
@@ -36,25 +38,48 @@ class Look:
         title = None if tip is None else tag("title", tip)
         return tag("svg", title, tag("path", d=_GLYPHS[self.glyph], transform=scale), x=x, y=_px(y), class_=kind)
 
-    def swatch(self, *, line: bool = True) -> Markup:
+    def swatch(self, line: bool, glyph: bool) -> Markup:
         """Its sample in a legend."""
         stroke = tag("line", x1=0, y1=6, x2=22, y2=6, class_=f"line {self.colour}", stroke_dasharray=self.dash)
-        return tag("svg", stroke if line else None, self.mark("11", 6), class_="swatch", width=22, height=12)
+        return tag(
+            "svg", stroke if line else None, self.mark("11", 6) if glyph else None, class_="swatch", width=22, height=12
+        )
 
 
-PREFILL, DECODE = Look("prefill"), Look("decode", "diamond")
-LOOKS = tuple(
+PREFILL, DECODE = Look("prefill"), Look("decode")
+_OTHERS = tuple(
     Look(f"series-{n}", glyph, dash)
     for n, (glyph, dash) in enumerate(
-        [("circle", None), ("diamond", "6 3"), ("square", "2 3"), ("triangle", "9 3 2 3"), ("cross", "4 4")]
+        [("square", "7 4"), ("diamond", "2 4"), ("triangle", "9 4 2 4"), ("cross", "4 3"), ("circle", "12 4")]
     )
 )
 
 
-def look(index: int) -> Look:
-    """The looks in order; after five the colours begin again, with hollow glyphs."""
-    first = LOOKS[index % len(LOOKS)]
-    return first if index < len(LOOKS) else Look(first.colour, first.glyph, first.dash, hollow=True)
+def look(index: int, main: Look = PREFILL) -> Look:
+    """The look of a series: of the first that of its phase, then others; they begin again, hollow, after five."""
+    if index == 0:
+        return main
+    again, at = divmod(index - 1, len(_OTHERS))
+    return replace(_OTHERS[at], hollow=again % 2 == 1)
+
+
+@dataclass(frozen=True)
+class _Extent:
+    """Room that words or a glyph take: `left` to `right` pixels from a share of the width, on a base line `down`."""
+
+    across: float
+    down: float
+    left: float
+    right: float
+
+    def meets(self, other: "_Extent", width: float) -> bool:
+        """In a plot of that many pixels."""
+        apart = (self.across - other.across) * width
+        return abs(self.down - other.down) < 13 and self.left + apart < other.right and other.left < self.right + apart
+
+    def fits(self, width: float) -> bool:
+        at = self.across * width
+        return at + self.left > -4 and at + self.right < width + 12 and self.down > 8
 
 
 @dataclass
@@ -67,7 +92,7 @@ class Plot:
     height: int = 240
     _under: list[Markup] = field(default_factory=list)
     _over: list[Markup] = field(default_factory=list)
-    _labels: list[tuple[float, float, float, float]] = field(default_factory=list)  # share across, y, width, side
+    _taken: list[_Extent] = field(default_factory=list)
     _legend: list[tuple[Markup, str]] = field(default_factory=list)
 
     def line(self, points: Sequence[Point], look: Look, *, thin: bool = False, step: bool = False) -> None:
@@ -86,6 +111,7 @@ class Plot:
             self._under.insert(0, self._stretched(path))
 
     def dot(self, x: float, y: float, look: Look, tip: str | None = None, size: float = 1.0) -> None:
+        self._taken.append(_Extent(self.x.place(x), self._down(y) + 4, -5, 5))
         self._over.append(look.mark(_percent(self.x.place(x)), self._down(y), tip, size))
 
     def whisker(self, x: float, low: float, high: float, look: Look) -> None:
@@ -104,25 +130,24 @@ class Plot:
         at = _px(self._down(y))
         self._under.append(tag("line", x1=0, x2="100%", y1=at, y2=at, class_=kind))
 
-    def label(self, x: float, y: float, words: str, *, side: str = "middle", lift: float = -9, kind: str = "") -> None:
-        """Words beside a place: over it (lift < 0) or under; left out where they would cover other words.
+    def label(self, x: float, y: float, words: str, places: Sequence[Place], kind: str = "") -> None:
+        """Words beside a point, at the first of the places where they cover neither glyphs nor other words, if any."""
+        across, length = self.x.place(x), _CHARACTER * len(words)
+        for side, lift in places:
+            left, shift = {"start": (7.0, 7), "middle": (-length / 2, 0), "end": (-length - 7, -7)}[side]
+            extent = _Extent(across, self._down(y) + lift, left, left + length)
+            if self._free(extent, _WIDE):
+                roomy = "" if self._free(extent, _NARROW) else " roomy"
+                at = {"x": _percent(across), "dx": shift or None, "y": _px(extent.down), "text_anchor": side}
+                self._over.append(tag("text", words, **at, class_=f"note {kind}{roomy}"))
+                self._taken.append(extent)
+                return
 
-        `side` is where the words begin (start), end (end) or have their middle.
-        """
-        across, down = self.x.place(x), self._down(y) + lift
-        shift = {"start": 0.5, "middle": 0.0, "end": -0.5}[side]
-        extent = (across, down, _CHARACTER * len(words) + 4, shift)
-        if not self._free(extent, _WIDE):
-            return
-        classes = f"note {kind}" + ("" if self._free(extent, _NARROW) else " roomy")
-        self._labels.append(extent)
-        self._over.append(tag("text", words, x=_percent(across), y=_px(down), text_anchor=side, class_=classes))
-
-    def entry(self, look: Look, name: str, *, line: bool = True) -> None:
+    def entry(self, look: Look, name: str, *, line: bool = True, glyph: bool = True) -> None:
         """A line of the legend."""
-        self._legend.append((look.swatch(line=line), name))
+        self._legend.append((look.swatch(line, glyph), name))
 
-    def draw(self, caption: Child = None, numbers: Table | None = None) -> Markup:
+    def draw(self, caption: str = "", numbers: Table | None = None) -> Markup:
         """The figure: legend, plot, caption, and all its numbers behind a fold."""
         left = round(max(len(t.label) for t in self.y.ticks) * _CHARACTER + 12) if self.y.ticks else 8
         legend = tag("ul", (tag("li", swatch, name) for swatch, name in self._legend), class_="legend")
@@ -144,9 +169,12 @@ class Plot:
             legend if self._legend else None,
             tag("div", self.y.title, class_="axis-title"),
             tag("div", plot, class_="plot", style=f"padding-left:{left}px"),
-            tag("figcaption", caption) if caption else None,
+            tag("figcaption", prose(caption)) if caption else None,
             numbers.folded() if numbers else None,
         )
+
+    def _free(self, extent: _Extent, width: float) -> bool:
+        return extent.fits(width) and not any(extent.meets(other, width) for other in self._taken)
 
     def _across(self, x: float) -> float:
         return 1000 * self.x.place(x)
@@ -169,18 +197,6 @@ class Plot:
         at = _px(self._down(tick.value))
         words = tag("text", tick.label, x=-8, y=at, dy="0.35em", text_anchor="end")
         return tag("g", tag("line", x1=0, x2="100%", y1=at, y2=at, class_="grid"), words, class_="tick")
-
-    def _free(self, extent: tuple[float, float, float, float], width: float) -> bool:
-        def span(one: tuple[float, float, float, float]) -> tuple[float, float]:
-            middle = one[0] * width + one[3] * one[2]
-            return middle - one[2] / 2, middle + one[2] / 2
-
-        low, high = span(extent)
-        if low < -4 or high > width + 12 or extent[1] < 8:
-            return False
-        return all(
-            abs(other[1] - extent[1]) >= 13 or span(other)[0] > high or span(other)[1] < low for other in self._labels
-        )
 
 
 def _path(places: Iterable[Point]) -> str:

@@ -18,7 +18,10 @@ KINDS: Mapping[str, str] = {  # name of a record's kind: what it is called on th
     "chunk": "Chunk size",
     "compare": "Comparison",
     "load": "Load",
-    "regime": "Regimes",
+    "regime": "Limits",
+    "guard": "Guard",
+    "guard-noise": "Guard, noise",
+    "guard-prove": "Guard, proof",
 }
 PHASES = ("prefill", "decode", "mixed")
 
@@ -39,16 +42,33 @@ class Record:
     @property
     def title(self) -> str:
         """What was measured, in a few words."""
-        system = self.fields.child("system").maybe_text("name")
-        parts = [self.model, system if system != self.model else None]
-        return f"{KINDS[self.kind]}: " + ", ".join(part for part in parts if part)
+        named = [self.model, self.fields.child("system").maybe_text("name") if "system" in self.fields else None]
+        named += [
+            f"{role} {one.maybe_text('name')}" if role else one.maybe_text("name") for role, one in self.systems()
+        ]
+        return f"{KINDS[self.kind]}: " + (", ".join(dict.fromkeys(name for name in named if name)) or "unnamed")
 
     @property
-    def model(self) -> str:
-        return self.fields.child("model").maybe_text("name") or "a model without a name"
+    def model(self) -> str | None:
+        return self.fields.child("model").maybe_text("name")
+
+    def systems(self) -> list[tuple[str, Fields]]:
+        """Role (of a guard's systems) and facts of each system of a record of several."""
+        if isinstance(self.fields.raw("systems"), list):
+            return [("", one) for one in self.fields.children("systems")]
+        found = self.fields.child("systems")
+        return [(role, found.child(role)) for role, _ in found.items()]
 
     def rows(self) -> "list[Row]":
-        return [Row.read(fields) for fields in self.fields.children("results") if "phase" in fields]
+        """Rows of `results` that have a time; see `failures` for the others."""
+        found = [fields for fields in self.fields.children("results") if "phase" in fields]
+        return [Row.read(fields) for fields in found if "median_s" in fields or fields.positives("seconds")]
+
+    def failures(self) -> list[str]:
+        """What could not be measured, and why."""
+        rows = self.fields.children("results")
+        found = [(row, dict.fromkeys([*row.texts("error"), *row.texts("faults")])) for row in rows]
+        return [f"{_named(row)}: {reason}" for row, reasons in found for reason in reasons]
 
 
 @dataclass(frozen=True)
@@ -56,6 +76,7 @@ class Row:
     """A row of `results`, as the record contract has it; None where a record does not say."""
 
     phase: str
+    system: str
     mode: str
     tokens: int | None
     context: int | None
@@ -75,10 +96,10 @@ class Row:
         phase = fields.text("phase")
         if phase not in PHASES:
             raise fields.refusal("phase", f"one of {', '.join(PHASES)}")
-        one = None if isinstance(fields.raw("seconds"), list) else fields.maybe_positive("seconds")
-        seconds = [one] if one is not None else fields.positives("seconds")
+        seconds = fields.positives("seconds") or [fields.positive("median_s")]
         return cls(
             phase,
+            fields.maybe_text("system") or "",
             fields.maybe_text("mode") or "",
             fields.maybe_whole("tokens"),
             fields.maybe_whole("context"),
@@ -95,6 +116,11 @@ class Row:
         )
 
     @property
+    def name(self) -> str:
+        """What tells its series from others of the record: the system, or the mode that it ran in."""
+        return self.system or self.mode or self.phase
+
+    @property
     def spread_s(self) -> float:
         """Median deviation of the samples from their median."""
         return spread(self.seconds)
@@ -105,6 +131,12 @@ class Row:
         if self.phase == "prefill":
             return f"{self.tokens} tokens"
         return f"context {self.context}" + (f", {self.streams} streams" if self.streams > 1 else "")
+
+
+def _named(fields: Fields) -> str:
+    size = "tokens" if fields.raw("phase") == "prefill" else "context"
+    parts = (fields.maybe_text("system"), fields.maybe_text("phase"), size, fields.maybe_whole(size))
+    return " ".join(str(part) for part in parts if part is not None)
 
 
 def of_kind(records: Iterable[Record], *kinds: str) -> Iterator[Record]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from phaseline.lab.report.amounts import figure
+from phaseline.lab.report.amounts import figure, whole
 
 
 @dataclass(frozen=True)
@@ -42,18 +42,30 @@ def linear_axis(title: str, values: Iterable[float], *, from_zero: bool = True, 
     step = _round_step((high - low) / ticks)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     marks = [n * step for n in range(first, last + 1)]
-    return Axis(title, marks[0], marks[-1], False, tuple(Tick(m, _plain(m, step), n % 2 == 1) for n, m in enumerate(marks)))
+    return Axis(
+        title, marks[0], marks[-1], False, tuple(Tick(m, _plain(m, step), n % 2 == 1) for n, m in enumerate(marks))
+    )
 
 
 def time_axis(title: str, low: float, high: float, ticks: int = 8) -> Axis:
     """An axis that begins and ends where the values do, so that no room is lost."""
     step = _round_step((high - low or 1.0) / ticks)
     marks = [n * step for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
-    return Axis(title, low, max(high, low + step), False, tuple(Tick(m, _plain(m, step), bool(n % 2)) for n, m in enumerate(marks)))
+    return Axis(
+        title,
+        low,
+        max(high, low + step),
+        False,
+        tuple(Tick(m, _plain(m, step), bool(n % 2)) for n, m in enumerate(marks)),
+    )
 
 
 def log_axis(
-    title: str, values: Iterable[float], *, margin: float = 1.15, label: Callable[[float], str] = figure
+    title: str,
+    values: Iterable[float],
+    *,
+    margin: float = 1.15,
+    label: Callable[[float], str] = lambda value: figure(value, 1),
 ) -> Axis:
     """A logarithmic axis with ticks at 1, 2 and 5 of each decade, or at each (third ...) decade of many.
 
@@ -75,7 +87,7 @@ def sizes_axis(title: str, sizes: Iterable[float], *, margin: float = 1.25) -> A
     low, high = found[0] / margin, found[-1] * margin
     ticks: list[Tick] = []
     for n, size in enumerate(_apart(found, low, high, 0.045)):
-        ticks.append(Tick(size, figure(size, 15), n % 2 == 1))
+        ticks.append(Tick(size, f"{size:g}" if size < 1 else whole(size), n % 2 == 1))
     return Axis(title, low, high, True, tuple(ticks))
 
 

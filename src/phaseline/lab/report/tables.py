@@ -37,10 +37,14 @@ class Table:
             for c in self.columns
         ]
         body = [
-            tag("tr", (self._cell(n, cell) for n, cell in enumerate(row)), class_="group" if at in self.breaks else None)
+            tag(
+                "tr", (self._cell(n, cell) for n, cell in enumerate(row)), class_="group" if at in self.breaks else None
+            )
             for at, row in enumerate(self.rows)
         ]
-        table = tag("table", tag("caption", self.caption), tag("thead", tag("tr", heads)), tag("tbody", body))
+        table = tag(
+            "table", tag("caption", tag("span", self.caption)), tag("thead", tag("tr", heads)), tag("tbody", body)
+        )
         return tag("div", table, class_="scroll", tabindex=0, role="region", aria_label=self.caption)
 
     def folded(self) -> Markup:

@@ -84,7 +84,7 @@ class Door:
         self, base_url: str, *, api_key: str | None = None, verify: bool | str = True, connect_s: float | None = 10.0
     ) -> None:
         found = _BASE_URL.fullmatch(base_url)
-        if not found:
+        if not found or int(found[4] or 0) > 65535:
             raise RequestError(f"not the base URL of a server: {base_url!r}; for example http://127.0.0.1:8000")
         if api_key and not (api_key.isascii() and api_key.isprintable()):
             raise RequestError("an API key consists of printable ASCII characters")
@@ -110,19 +110,17 @@ class Door:
 
         Leaving the block before the end of the answer closes the connection. Raises StreamFault.
         """
-        reader, writer = await self._connection()
-        answer = None
         try:
-            writer.write(self._request(path, body))
-            answer = await _head(reader)
-            yield answer
+            reader, writer, answer = await self._answered(self._request(path, body))
+            try:
+                yield answer
+            finally:
+                if answer.reusable:
+                    self._idle.append((reader, writer))
+                else:
+                    writer.transport.abort()
         except OSError as error:  # TLS errors are among them
             raise StreamFault(f"the connection to {self.url} broke: {error or type(error).__name__}") from error
-        finally:
-            if answer and answer.reusable:
-                self._idle.append((reader, writer))
-            else:
-                writer.transport.abort()
 
     async def get(self, path: str) -> Any:
         """The JSON that the server has there. Raises StreamFault, also if it takes longer than a connection may."""
@@ -138,18 +136,39 @@ class Door:
             writer.transport.abort()
         self._idle.clear()
 
-    async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _answered(self, request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Answer]:
+        """Send a request and read the head of its answer.
+
+        A kept connection may be closed by the server while the request is on its way, which it then never reads: as
+        long as not a byte of an answer has come, another connection takes the request.
+        """
+        while True:
+            reader, writer, kept = await self._connection()
+            answer = None
+            try:
+                writer.write(request)
+                answer = await _head(reader)
+                return reader, writer, answer
+            except (_Unanswered, ConnectionError):
+                if not kept:
+                    raise
+            finally:
+                if answer is None:
+                    writer.transport.abort()
+
+    async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, bool]:
+        """A connection, and whether it was used before."""
         while self._idle:
             reader, writer = self._idle.pop()
             if _is_quiet(writer.get_extra_info("socket")) and not reader.at_eof():
-                return reader, writer
+                return reader, writer, True
             writer.transport.abort()
         try:
             async with asyncio.timeout(self._connect_s):
-                return await asyncio.open_connection(self._host, self._port, ssl=self._tls)
+                return *await asyncio.open_connection(self._host, self._port, ssl=self._tls), False
         except TimeoutError:
             raise StreamFault(f"timeout: no connection to {self.url} in {self._connect_s} s") from None
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter for a name that can't be a host's
             raise StreamFault(f"cannot connect to {self.url}: {error}") from error
 
     def _request(self, path: str, body: Mapping[str, Any] | None) -> bytes:
@@ -162,13 +181,19 @@ class Door:
         return "\r\n".join([*lines, "", ""]).encode("latin-1") + content
 
 
+class _Unanswered(StreamFault):
+    """The connection was closed without a byte of an answer."""
+
+
 async def _head(reader: asyncio.StreamReader) -> Answer:
     while True:
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         except asyncio.IncompleteReadError as error:
-            begun = f", after {_excerpt(error.partial)!r}" if error.partial else ""
-            raise StreamFault(f"the server closed the connection before it answered{begun}") from None
+            said = "the server closed the connection before it answered"
+            if not error.partial:
+                raise _Unanswered(said) from None
+            raise StreamFault(f"{said}, after {_excerpt(error.partial)!r}") from None
         except asyncio.LimitOverrunError:
             raise StreamFault("the headers of the answer are endless") from None
         first, *lines = head[:-4].split("\r\n")

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phaseline.engine.engine import Engine
+from phaseline.engine.policy import ItlBudget
 from phaseline.engine.types import Delta, Request, SamplingParams
 from phaseline.errors import CapacityError, PhaselineError, UnsupportedError
 from phaseline.execute.native import NativeExecutor
@@ -39,14 +40,15 @@ class PhaselineSystem:
         """Streams that may run at once."""
         return self._engine.scheduler.max_running
 
-    def configure(self, mode: str, chunk: int) -> None:
-        """How prompts are read from now on: walk is a chunk of one."""
+    def configure(self, mode: str, chunk: int, itl_budget_ms: float | None = None) -> None:
+        """How prompts are read from now on: walk is a chunk of one; a budget begins to learn what steps cost."""
         chunk = 1 if mode == "walk" else chunk
         most = self.executor.max_rows - self.max_running
         if min(chunk, self.context * self.max_running) > most:
             raise CapacityError(f"chunk = {chunk}: the engine was loaded for chunks of at most {most}")
         self.executor.mode = "chunk" if mode == "walk" else mode
         self._engine.scheduler.chunk = chunk
+        self._engine.scheduler.itl_budget = None if itl_budget_ms is None else ItlBudget(itl_budget_ms)
 
     def start(self, stream: int, prompt: Sequence[int], max_tokens: int) -> None:
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=0)
@@ -68,6 +70,17 @@ class PhaselineSystem:
         for request_id in [r for r, s in self._streams.items() if s == stream]:
             del self._streams[request_id]
             self._engine.abort(request_id)
+
+    def holds(self, streams: int, positions: int) -> bool:
+        """Whether the pool has pages for so many streams of so many positions at once."""
+        table = self._engine.scheduler.table
+        return streams * -(-positions // table.page_size) <= table.pages
+
+    def line(self) -> tuple[int, int, int]:
+        """Streams that run, streams that wait, and how often these have been preempted."""
+        scheduler = self._engine.scheduler
+        preempted = sum(s.preemptions for s in (*scheduler.running, *scheduler.waiting))
+        return len(scheduler.running), len(scheduler.waiting), preempted
 
     @contextmanager
     def slots(self, lengths: Sequence[int]) -> Iterator[tuple[list[int], NDArray[np.int32]]]:

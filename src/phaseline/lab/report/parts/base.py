@@ -22,8 +22,3 @@ def block(record: Record, *content: Child) -> Markup:
     """What a part shows of one record, under the record's name."""
     mark = tag("a", record.mark, href=f"#{record.mark}", class_="mark", title="where this was measured")
     return tag("div", tag("h3", mark, " ", record.title), content, class_="block")
-
-
-def times(ratio: float | None, digits: str) -> str:
-    """A ratio as one says it."""
-    return "–" if ratio is None else f"{digits}×"

@@ -3,11 +3,12 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from phaseline.lab.experiments.clash import Clash
 from phaseline.lab.metrics import trace_metrics
-from phaseline.lab.report.amounts import figure, milliseconds, seconds, share
+from phaseline.lab.report.amounts import figure, milliseconds, seconds, whole
 from phaseline.lab.report.markup import Markup
 from phaseline.lab.report.parts.base import Part, block
-from phaseline.lab.report.plots import Plot, look
+from phaseline.lab.report.plots import DECODE, Plot, look
 from phaseline.lab.report.record import Record, Row
 from phaseline.lab.report.scales import log_axis
 from phaseline.lab.report.tables import Column, Table
@@ -48,11 +49,16 @@ def draw(records: Sequence[Record]) -> list[Markup]:
 
 def gaps_of(record: Record) -> list[Gaps]:
     """The series of a record: of its decode rows, or all its traces together."""
-    rows = [f for f in record.fields.children("results") if f.raw("phase") == "decode" and "traces" in f]
     named: dict[str, list[Trace]] = {}
-    for fields in rows:
-        row = Row.read(fields)
-        named.setdefault(f"{row.mode} {row.size}".strip(), []).extend(fields.traces())
+    for fields in record.fields.children("results"):
+        traces = fields.traces()
+        if traces and fields.raw("phase") == "decode" and fields.positives("seconds"):
+            row = Row.read(fields)
+            named.setdefault(f"{row.name}, {row.size}", []).extend(traces)
+        elif traces and record.kind == "endtoend":
+            named.setdefault("all requests", []).extend(traces)
+        for clash in fields.each("clashes", Clash.from_dict):
+            named.setdefault(fields.text("setting"), []).extend(clash.victims)
     if not named and "traces" in record.fields:
         named["all requests"] = record.fields.traces()
     return [Gaps.of(name, traces) for name, traces in named.items()]
@@ -63,17 +69,18 @@ def gap_plot(series: Sequence[Gaps]) -> Markup:
     gaps = [gap * 1e3 for one in series for gap in (one.gaps[0], one.gaps[-1])]
     least = 1 / max(len(one.gaps) for one in series)
     x = log_axis("gap, ms", gaps)
-    y = log_axis("share of gaps at least as long", [least, 1.0], margin=1.0001, label=share)
+    y = log_axis("share of gaps at least as long", [least, 1.0], margin=1.15, label=lambda s: f"{figure(100 * s, 1)} %")
     told = "; ".join(f"{one.name}: median {seconds(median(one.gaps))}, worst {seconds(one.gaps[-1])}" for one in series)
     plot = Plot(f"Distribution of gaps between arrivals. {told}.", x, y)
     for n, one in enumerate(series):
         points = one.points()
-        plot.line(points, look(n))
+        plot.line(points, look(n, DECODE))
         worst = one.gaps[-1] * 1e3
-        plot.dot(worst, points[-1][1], look(n), f"{one.name}: worst gap {figure(worst)} ms")
-        plot.entry(look(n), one.name)
-    return plot.draw("Raw gaps between two arrivals that bear tokens, not smoothed, not per token. Each line ends at "
-                     "the worst gap.")
+        plot.dot(worst, points[-1][1], look(n, DECODE), f"{one.name}: worst gap {figure(worst)} ms")
+        plot.entry(look(n, DECODE), one.name)
+    return plot.draw(
+        "Raw gaps between two arrivals that bear tokens, not smoothed, not per token. Each line ends at the worst gap."
+    )
 
 
 def _numbers(series: Sequence[Gaps]) -> Table:
@@ -81,9 +88,11 @@ def _numbers(series: Sequence[Gaps]) -> Table:
     table = Table("Gaps between arrivals", [*columns, Column("p99", "ms"), Column("Worst", "ms")])
     for one in series:
         total = len(one.gaps)
-        p90, p99 = (one.gaps[min(total - 1, int(q * total))] if total >= n else None for q, n in ((0.9, 10), (0.99, 100)))
+        p90, p99 = (
+            one.gaps[min(total - 1, int(q * total))] if total >= n else None for q, n in ((0.9, 10), (0.99, 100))
+        )
         cells = (milliseconds(value) for value in (median(one.gaps), p90, p99, one.gaps[-1]))
-        table.add(one.name, figure(total, 15), *cells)
+        table.add(one.name, whole(total), *cells)
     return table
 
 

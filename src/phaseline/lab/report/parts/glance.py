@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from phaseline.lab.report.amounts import count, figure
+from phaseline.lab.report.amounts import count, figure, times, whole
+from phaseline.lab.report.fields import Fields
 from phaseline.lab.report.markup import Markup, tag
 from phaseline.lab.report.parts.phases import Ratio
 from phaseline.lab.report.record import KINDS, Record
@@ -27,7 +28,8 @@ def _card(record: Record) -> Markup:
     error = record.fields.maybe_text("error")
     failed = tag("p", f"Failed: {error}", class_="warning") if error else None
     figures = [
-        tag("div", tag("dt", name), tag("dd", tag("b", value), " ", tag("small", unit))) for name, value, unit in _figures(record)
+        tag("div", tag("dt", name), tag("dd", tag("b", value), " ", tag("small", unit)))
+        for name, value, unit in _figures(record)
     ]
     return tag(
         "article",
@@ -56,20 +58,39 @@ def _sentence(one: Ratio) -> str:
 
 
 def _figures(record: Record) -> list[tuple[str, str, str]]:
-    if record.kind != "measure":
-        return []
+    """Name, value and unit of what matters most in a record of this kind."""
+    if record.kind in ("measure", "prefill"):
+        return [figures for one in _ratios(record)[:1] for figures in _ratio_figures(one)]
+    if record.kind == "load" and "summary" in record.fields:
+        return _load_figures(record.fields.child("summary"))
+    if record.kind == "chunk" and "chunk" in record.fields.child("recommendation"):
+        advice = record.fields.child("recommendation")
+        return [
+            (f"Chunk for gaps up to {figure(advice.positive('budget_ms'))} ms", whole(advice.whole("chunk")), "tokens")
+        ]
+    return []
+
+
+def _ratio_figures(one: Ratio) -> list[tuple[str, str, str]]:
     return [
-        entry
-        for one in _ratios(record)[:1]
-        for entry in (
-            (f"Prefill, {one.prefill_tokens} tokens", figure(one.prefill_tok_s), "tok/s"),
-            (f"Decode, context {one.decode_context}", figure(one.decode_tok_s), "tok/s"),
-            ("Phase ratio", f"{figure(one.ratio, 2)}×", "prefill over decode"),
-        )
+        (f"Prefill, {one.prefill_tokens} tokens", figure(one.prefill_tok_s), "tok/s"),
+        (f"Decode, context {one.decode_context}", figure(one.decode_tok_s), "tok/s"),
+        ("Phase ratio", times(one.ratio), ""),
     ]
+
+
+def _load_figures(summary: Fields) -> list[tuple[str, str, str]]:
+    due = summary.maybe_number("median_ttft_from_due_ms")
+    first = ("Median TTFT", summary.maybe_number("median_ttft_ms")) if due is None else ("Median TTFT from due", due)
+    shown = [(*first, "ms"), ("Median TPOT", summary.maybe_number("median_tpot_ms"), "ms")]
+    shown.append(("Output tokens", summary.maybe_number("output_throughput"), "per s"))
+    return [(name, figure(value), unit) for name, value, unit in shown if value is not None]
 
 
 def _ratios(record: Record) -> list[Ratio]:
     """The product's way to read a prompt first."""
-    found = [Ratio(one) for one in record.fields.children("phase_ratios")]
+    fields = record.fields
+    found = [Ratio(one) for one in fields.children("phase_ratios")]
+    if "phase_ratio" in fields:
+        found.append(Ratio(fields.child("phase_ratio")))
     return sorted(found, key=lambda one: one.mode != "chunk")

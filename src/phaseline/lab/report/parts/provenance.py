@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from phaseline.lab.report.amounts import NONE, amount, figure, seconds
+from phaseline.lab.report.amounts import NONE, amount, figure, seconds, whole
 from phaseline.lab.report.fields import Fields
 from phaseline.lab.report.markup import Child, Markup, tag
 from phaseline.lab.report.parts.base import Part, block
@@ -28,8 +28,8 @@ def draw(records: Sequence[Record]) -> list[Markup]:
 def _calibration(found: Fields) -> Markup:
     exact = found.maybe_flag("counts_exact")
     verdict = {True: "every event came, in order", False: "EVENTS WERE LOST OR OUT OF ORDER", None: "not said"}[exact]
-    columns = [Column("Error of this client’s clock", words=True), Column("Median", "ms"), Column("p99", "ms")]
-    table = Table("Stamps of the client held against a scripted server’s own", [*columns, Column("Largest", "ms")])
+    columns = [Column("Error of this client's clock", words=True), Column("Median", "ms"), Column("p99", "ms")]
+    table = Table("Stamps of the client held against a scripted server's own", [*columns, Column("Largest", "ms")])
     for name, key in (("when an event arrived", "error_ms"), ("when a request was sent", "request_ms")):
         if key in found:
             one = found.child(key)
@@ -50,14 +50,10 @@ def _card(record: Record) -> Markup:
     ]
     for key in ("model", "system", "machine", "build"):
         lines += [(f"{key}: {name}", value) for name, value in _flat(fields.child(key))]
-    for number, one in enumerate(_systems(fields)):
-        lines += [(f"system {number + 1}: {name}", value) for name, value in _flat(one)]
+    for number, (role, one) in enumerate(record.systems()):
+        lines += [(f"{role or f'system {number + 1}'}: {name}", value) for name, value in _flat(one)]
     terms = [(tag("dt", name), tag("dd", value)) for name, value in lines]
     return tag("section", tag("h3", record.mark, " ", record.title), tag("dl", terms), id=record.mark, class_="source")
-
-
-def _systems(fields: Fields) -> list[Fields]:
-    return fields.children("systems") if isinstance(fields.raw("systems"), list) else []
 
 
 def _flat(fields: Fields) -> Iterator[tuple[str, str]]:
@@ -82,7 +78,13 @@ def _told(name: str, value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, int | float):
         size = "bytes" in name or "memory" in name
-        return amount(float(value), "B") if size and abs(value) < 1e18 else figure(value, 15 if type(value) is int else 4)
+        return (
+            amount(float(value), "B")
+            if size and abs(value) < 1e18
+            else whole(value)
+            if type(value) is int
+            else figure(value, 4)
+        )
     return f"{value}"[:300]
 
 
@@ -99,8 +101,8 @@ def _ceilings(found: Fields) -> Iterator[tuple[str, str]]:
 CALIBRATION = Part(
     "calibration",
     "Calibration of the clock",
-    "Before a server is measured over HTTP, the lab measures a server whose timeline is known. What it gets wrong there "
-    "is its own error.",
+    "Before a server is measured over HTTP, the lab measures a server whose timeline is known. What it gets wrong "
+    "there is its own error.",
     "phaseline lab EXPERIMENT --calibrate (the default over HTTP)",
     draw_calibration,
 )

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from phaseline.lab.report.amounts import amount, figure, seconds
+from phaseline.lab.report.amounts import amount, count, figure, seconds, whole
 from phaseline.lab.report.markup import Markup
 from phaseline.lab.report.parts.base import Part, block
-from phaseline.lab.report.plots import DECODE, PREFILL, Look, Plot
+from phaseline.lab.report.plots import DECODE, LEFT, OVER, PREFILL, RIGHT, UNDER, Look, Plot
 from phaseline.lab.report.record import Record, Row
 from phaseline.lab.report.scales import log_axis
 from phaseline.lab.report.tables import Column, Table
@@ -24,10 +24,10 @@ class Ceilings:
 
     @classmethod
     def of(cls, record: Record) -> "Ceilings | None":
-        machine = record.fields.child("machine")
-        if "ceilings" not in machine:
+        holders = (record.fields, record.fields.child("machine"))
+        found = next((holder.child("ceilings") for holder in holders if "ceilings" in holder), None)
+        if found is None:
             return None
-        found = machine.child("ceilings")
         read = [(one.positive("footprint"), one.positive("bytes_per_s")) for one in found.children("read")]
         return cls(found.positive("quant_flops"), found.positive("float_flops"), read) if read else None
 
@@ -44,41 +44,62 @@ def draw(records: Sequence[Record]) -> list[Markup]:
 
 def roofline(rows: Sequence[Row], ceilings: Ceilings) -> Markup:
     """Points under the ceilings of their run."""
-    points = [(row, (row.flops or 0) / (row.bytes or 1), (row.flops or 0) / row.median_s) for row in rows]
-    roof, fastest = max(ceilings.quant_flops, ceilings.float_flops), max(ceilings.read, key=lambda one: one[1])
-    slowest = min(ceilings.read, key=lambda one: one[1])
-    ridge = roof / slowest[1]
-    x = log_axis("arithmetic intensity, FLOP per byte", [*(p[1] for p in points), ridge * 2], margin=1.6)
-    low = min(min(p[2] for p in points), x.low * slowest[1])
-    y = log_axis("FLOP/s", [low, roof], margin=1.3, label=lambda v: amount(v, "FLOP/s"))
+    points = [
+        _Point(row, row.flops / row.bytes, row.flops / row.median_s / 1e9) for row in rows if row.flops and row.bytes
+    ]
+    flat = {"quantised": ceilings.quant_flops / 1e9, "float32": ceilings.float_flops / 1e9}
+    speeds = [speed / 1e9 for _, speed in ceilings.read]
+    roof, slow, fast = max(flat.values()), min(speeds), max(speeds)
+    x = log_axis("arithmetic intensity, FLOP per byte", [*(p.intensity for p in points), 2 * roof / slow], margin=1.6)
+    y = log_axis("arithmetic, GFLOP/s", [*(p.speed for p in points), x.low * slow, roof], margin=1.4)
     plot = Plot(_summary(points, ceilings), x, y, height=320)
-    for _, speed in {fastest, slowest}:
-        left = max(x.low, y.low / speed)
-        corner = roof / speed
-        plot.line([(left, left * speed), (corner, roof)], _ROOF)
-    plot.line([(roof / fastest[1], roof), (x.high, roof)], _ROOF)
-    other = min(ceilings.quant_flops, ceilings.float_flops)
-    plot.line([(other / fastest[1], other), (x.high, other)], _LOWER)
-    for level in {ceilings.quant_flops, ceilings.float_flops}:
-        name = "quantised" if level == ceilings.quant_flops else "float32"
-        plot.label(x.high, level, f"{name}: {amount(level, 'FLOP/s')}", side="end", lift=-6, kind="ceiling")
-    at = (x.low * (roof / fastest[1])) ** 0.5
-    told = f"reading: {amount(slowest[1], 'B/s')} to {amount(fastest[1], 'B/s')}"
-    plot.label(at, at * fastest[1], told, side="end", lift=-8, kind="ceiling")
-    for row, intensity, speed in points:
-        plot.dot(intensity, speed, look_of(row), _tip(row, intensity, speed), 1.0 if row.mode == "chunk" else 0.85)
-    for row, intensity, speed in points:
-        if row.mode == "chunk":
-            size = row.tokens if row.phase == "prefill" else row.streams if row.streams > 1 else row.context
-            plot.label(intensity, speed, figure(size, 15), lift=18, kind=row.phase)
-    for phase, mode in dict.fromkeys((row.phase, row.mode) for row in rows):
-        one = next(row for row in rows if (row.phase, row.mode) == (phase, mode))
-        plot.entry(look_of(one), f"{phase}, {mode}" if mode else phase, line=False)
+    for level in flat.values():
+        plot.line([(level / fast, level), (x.high, level)], _ROOF if level == roof else _LOWER)
+    slopes = [[(x.low, x.low * speed), (roof / speed, roof)] for speed in (slow, fast)]
+    plot.band(slopes[0], slopes[1], _ROOF)
+    plot.line(slopes[1], _ROOF)
+    for point in points:
+        plot.dot(
+            point.intensity, point.speed, look_of(point.row), point.told, 1.0 if point.row.mode == "chunk" else 0.9
+        )
+    for name, level in flat.items():
+        plot.label(x.high, level, f"{name} {amount(level * 1e9, 'FLOP/s')}", [("end", -6), ("end", 15)], "ceiling")
+    at = (x.low * roof / fast) ** 0.5
+    told = f"reads {amount(slow * 1e9, 'B/s')} to {amount(fast * 1e9, 'B/s')}"
+    plot.label(at, at * slow, told, [("start", 16), ("start", 34), ("end", -10)], "ceiling")
+    for point in points:
+        if point.row.mode == "chunk":
+            places = [UNDER, OVER, RIGHT, LEFT] if point.row.phase == "prefill" else [RIGHT, LEFT, OVER, UNDER]
+            plot.label(point.intensity, point.speed, _short(point.row), places, point.row.phase)
+    for one in {(row.phase, row.mode, row.streams > 1): row for row in rows}.values():
+        name = f"{one.phase}, {one.mode}" if one.mode else one.phase
+        plot.entry(look_of(one), name + (", several streams" if one.streams > 1 else ""), line=False)
     return plot.draw(
-        "Numbers beside the points: prompt tokens of prefill, context of decode, or the streams where there are "
-        "several. The roof is not one line: reading speed depends on how many bytes a step goes through.",
+        "Beside the points: prompt tokens of prefill, context of decode. The roof has a width on its slope because "
+        "reading speed depends on how many bytes a step goes through.",
         _numbers(points),
     )
+
+
+@dataclass(frozen=True)
+class _Point:
+    row: Row
+    intensity: float  # FLOP per byte
+    speed: float  # GFLOP/s
+
+    @property
+    def told(self) -> str:
+        limited = f"; limit {self.row.limit}" if self.row.limit else ""
+        reached = f"{figure(self.intensity)} FLOP/B, {figure(self.speed)} GFLOP/s, {seconds(self.row.median_s)}"
+        return f"{self.row.phase} {self.row.mode}, {self.row.size}: {reached}{limited}"
+
+
+def _short(row: Row) -> str:
+    if row.system:
+        return row.system
+    if row.phase == "prefill":
+        return whole(row.tokens)
+    return count(row.streams, "stream") if row.streams > 1 else whole(row.context)
 
 
 def look_of(row: Row) -> Look:
@@ -90,26 +111,16 @@ def look_of(row: Row) -> Look:
 _ROOF, _LOWER = Look("roof"), Look("roof", dash="5 4")
 
 
-def _tip(row: Row, intensity: float, speed: float) -> str:
-    limited = f"; limit {row.limit}" if row.limit else ""
-    return (
-        f"{row.phase} {row.mode}, {row.size}: {figure(intensity)} FLOP/B, {amount(speed, 'FLOP/s')}, "
-        f"{seconds(row.median_s)}{limited}"
-    )
-
-
-def _summary(points: Sequence[tuple[Row, float, float]], ceilings: Ceilings) -> str:
-    told = "; ".join(
-        f"{row.phase} {row.mode} {row.size} at {figure(i)} FLOP/B reaches {amount(s, 'FLOP/s')}" for row, i, s in points
-    )
+def _summary(points: Sequence[_Point], ceilings: Ceilings) -> str:
     read = max(rate for _, rate in ceilings.read)
     return (
         f"Roofline. Ceilings: {amount(ceilings.quant_flops, 'FLOP/s')} quantised, "
-        f"{amount(ceilings.float_flops, 'FLOP/s')} float32, reading up to {amount(read, 'B/s')}. {told}."
+        f"{amount(ceilings.float_flops, 'FLOP/s')} float32, reading up to {amount(read, 'B/s')}. "
+        + ". ".join(point.told for point in points)
     )
 
 
-def _numbers(points: Sequence[tuple[Row, float, float]]) -> Table:
+def _numbers(points: Sequence[_Point]) -> Table:
     columns = [
         Column("Step", words=True),
         Column("Mode", words=True),
@@ -118,9 +129,14 @@ def _numbers(points: Sequence[tuple[Row, float, float]]) -> Table:
         Column("Traffic", "GB/s"),
     ]
     table = Table("Points of the roofline", columns)
-    for row, intensity, speed in points:
-        traffic = figure(speed / intensity / 1e9)
-        table.add(f"{row.phase}, {row.size}", row.mode, figure(intensity), figure(speed / 1e9), traffic)
+    for p in points:
+        table.add(
+            f"{p.row.phase}, {p.row.size}",
+            p.row.mode,
+            figure(p.intensity),
+            figure(p.speed),
+            figure(p.speed / p.intensity),
+        )
     return table
 
 

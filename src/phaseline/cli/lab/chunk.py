@@ -1,0 +1,63 @@
+"""`phaseline lab chunk`: which chunk size, for which gap."""
+
+import argparse
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from phaseline.cli.lab.common import add_system_options, conduct_command, counts, print_table
+from phaseline.cli.lab.interference import add_scene_options, interval, milliseconds, prepare, scene_of, stage_of
+
+if TYPE_CHECKING:
+    from phaseline.cli.show import Screen
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Register `chunk` and its options."""
+    parser = subparsers.add_parser(
+        "chunk",
+        help="what chunks cost, and which one keeps a stated gap",
+        description="What a chunk of a prompt adds to a step beside running streams, over sizes: floor, knee, slope; "
+        "worst gap against TTFT; and with --itl-budget MS the chunk that keeps gaps below MS, tried at once. Of a "
+        "server, whose chunk can't be changed from here, the sizes are those of whole prompts.",
+    )
+    parser.add_argument(
+        "--sizes",
+        type=counts,
+        default=[8, 16, 32, 64, 128, 256, 512],
+        metavar="N,N",
+        help="tokens (8,16,32,64,128,256,512)",
+    )
+    add_scene_options(parser, intruder_tokens=1024)
+    add_system_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure; print the finding and a row for each size, or with `--json` the record."""
+    from phaseline.lab.experiments.chunk import ChunkSize
+
+    scene = scene_of(args)
+    budget, args.itl_budget_ms = args.itl_budget_ms, None  # the question, not how the engine is loaded
+    prepare(args, max(args.sizes))
+    return conduct_command(
+        args,
+        lambda system: ChunkSize(stage_of(args, system), scene, args.sizes, repeats=args.repeats, itl_budget_ms=budget),
+        show,
+    )
+
+
+def show(record: Mapping[str, Any], screen: "Screen") -> None:
+    """Sizes, then what was tried with the answer: medians over the rounds."""
+    headers = ["chunk", "prompt", "gap during\nmedian ms", "\nworst", "95%\ninterval", "TTFT\nms", "95%\ninterval"]
+    rows = [
+        [
+            row.get("setting") if "size" not in row else str(row["size"]),
+            row["asked_tokens"],
+            *(milliseconds(row["median_gap_s"]), milliseconds(row["worst_gap_s"])),
+            interval(row["worst_gap_interval_s"]),
+            milliseconds(row["ttft_s"]),
+            interval(row["ttft_interval_s"]),
+        ]
+        for row in (*record["results"], *record["checks"])
+    ]
+    print_table(screen, headers, rows)
