@@ -57,6 +57,16 @@ def test_the_usual_flags_make_the_usual_summary(phaseline: Run, server: TruthSer
     assert lines[1] == record["finding"] and "TTFT from due" in done.stdout
 
 
+def test_a_run_without_a_seed_asks_what_no_run_before_it_asked(phaseline: Run, server: TruthServer) -> None:
+    def record(*options: str) -> Any:
+        return json.loads(phaseline(*FAST, "--base-url", server.url, "--num-prompts", "2", "--json", *options).stdout)
+
+    first, other = record(), record()
+    again = record("--seed", str(first["seed"]))
+    assert first["seed"] != other["seed"] and first["requests"] != other["requests"]
+    assert first["requests"] == again["requests"]
+
+
 def test_a_sweep_of_streams_has_a_row_for_each_and_a_knee(phaseline: Run, server: TruthServer, tmp_path: Path) -> None:
     rows = tmp_path / "rows.csv"
     sweep = ("--sweep-concurrency", "4,1", "--num-prompts", "6", "--repeats", "2", "--export", str(rows))
@@ -88,11 +98,11 @@ def test_the_options_of_llama_bench_run_one_request_after_another(phaseline: Run
     done = phaseline("lab", "load", plain, "-p", "20", "-n", "5", "-r", "3", "--threads", "1")
     tests = [line.split()[0] for line in done.stdout.splitlines() if line.strip().startswith(("pp", "tg"))]
     assert tests == ["pp20", "tg4", "pp20+tg5"] and "of 3" in done.stdout
-    deep = json.loads(phaseline("lab", "load", plain, "-pg", "20,5", "-d", "64", "-r", "2", "--json").stdout)
+    deep = json.loads(phaseline("lab", "load", plain, "-pg", "20,5", "-d", "64", "--json").stdout)
     # The shared beginning was read by the warm-up; the cache holds whole pages of it.
     (test,) = {(row["n_prompt"], row["n_depth"]) for row in deep["llama_bench"] if row["n_gen"] == 0}
     assert test == (20, 64) and "all prompts begin with the same 64 tokens" in deep["finding"].lower()
-    assert deep["runs"][0]["summary"]["cache"]["verdict"] == "reported"
+    assert deep["runs"][0]["summary"]["cache"]["verdict"] == "reported" and len(deep["runs"]) == 5
 
 
 MOONCAKE = [

@@ -46,3 +46,21 @@ def test_json_is_all_there_is_on_standard_output(phaseline: Run, plain: str) -> 
     done = phaseline("measure", plain, "--repeats", "1", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["rounds"] == 1
+
+
+def test_operations_of_both_phases(phaseline: Run, plain: str, tmp_path: Path) -> None:
+    out = tmp_path / "measure.json"
+    done = phaseline("measure", plain, "--ops", "--repeats", "1", "--threads", "1", "--out", str(out))
+    assert (done.returncode, done.stderr) == (0, "")
+    record = json.loads(out.read_text())
+    lines = [line.split() for line in done.stdout.splitlines()]
+    for step in record["op_steps"]:
+        text = f"a {step['phase']} step "
+        assert any(
+            line.startswith(text) and f"{step['ratio']:.1%} of the step" in line for line in done.stdout.splitlines()
+        )
+        rows = [row for row in record["ops"] if row["phase"] == step["phase"]]
+        assert sum(row["seconds"][0] for row in rows) == pytest.approx(step["sum_s"][0])
+        for row in rows:
+            name = row["op"].split()
+            assert any(line[: len(name)] == name and line[-1] == f"{row['fraction']:.0%}" for line in lines)

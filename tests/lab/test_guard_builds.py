@@ -56,18 +56,19 @@ def test_the_package_at_hand_serves_as_the_engine_does(model: str) -> None:
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_a_slowed_build_says_the_same(model: str, phase: str) -> None:
+    asks = [Ask(list(range(first, first + 40)), 4) for first in (5, 6, 7)]
     plain, slow = (
-        serve(WorkerContender(this_build(WORKER), model, range(320), {"threads": 1}, s), ASKS[:1])[0][0]
-        for s in ({}, {phase: 200.0})
+        serve(WorkerContender(this_build(WORKER), model, range(320), {"threads": 1}, s), asks)[0]
+        for s in ({}, {phase: 50.0})
     )
-    assert slow.answer == plain.answer
-    assert slow.costs[phase] > 10 * plain.costs[phase]
+    assert [one.answer for one in slow] == [one.answer for one in plain]
+    assert min(one.costs[phase] for one in slow) > 5 * min(one.costs[phase] for one in plain)
 
 
 def test_what_fails_is_told(model: str) -> None:
-    with pytest.raises(PhaselineError, match=r"this: FileFormatError: .*none\.gguf|this: \w+: .*none\.gguf"):
+    with pytest.raises(PhaselineError, match=r"this: \w+: .*none\.gguf"):
         serve(WorkerContender(this_build(WORKER), "/none.gguf", range(9)))
-    with pytest.raises(PhaselineError, match="this: RequestError: .*outside"):
+    with pytest.raises(PhaselineError, match=r"this: RequestError: .*1000000"):
         serve(WorkerContender(this_build(WORKER), model, range(320)), [Ask([10**6], 2)])
     broken = Build("broken", [sys.executable, "-c", "import sys; sys.exit('no luck')"], dict(os.environ), Path("/"))
     with pytest.raises(PhaselineError, match="broken: its process broke off: no luck"):

@@ -73,8 +73,9 @@ def ask(command: str) -> Any:
 
 
 def test_a_command_is_run_without_a_shell() -> None:
-    reading = ask(f"""{sys.executable} -c "print('{json.dumps(RUN).replace('"', chr(92) + '"')}')" '$(exit 3)' ; false""")
-    assert reading.costs["prefill"] == 0.5
+    printing = "import sys, json; print(json.dumps({'ttft_s': 0.5, 'tpot_s': len(sys.argv)}))"
+    reading = ask(f"""{sys.executable} -c "{printing}" '$(exit 3)' ; false""")
+    assert dict(reading.costs) == {"prefill": 0.5, "decode": 4}
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_a_contender_behind_a_proxy() -> None:
 
 
 def test_a_server_that_is_not_there() -> None:
-    with pytest.raises(PhaselineError, match="it failed: .*connection"):
+    with pytest.raises(PhaselineError, match=r"it failed: .*connection"):
         serve("http://127.0.0.1:9", {})
 
 

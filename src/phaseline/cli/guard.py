@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import math
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -78,6 +79,7 @@ def _add_work(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--prompt-tokens", type=int, default=256, metavar="N", help="of each timed prompt (256)")
     group.add_argument("--output-tokens", type=int, default=33, metavar="N", help="of each timed answer (33)")
     group.add_argument("--asks", type=int, metavar="N", help="per replicate (3; 1 of commands)")
+    group.add_argument("--settle", type=float, default=50, metavar="MS", help="rest before each turn (50)")
     group.add_argument("--no-answers", action="store_true", help="do not compare answers: speed alone")
     group.add_argument("--catch", type=float, default=5, metavar="PERCENT", help="a slowdown that must not pass (5)")
     group.add_argument("--least", type=int, metavar="N", help="replicates at the first look (12)")
@@ -131,7 +133,7 @@ def _check(args: argparse.Namespace) -> int:
 def _prove(args: argparse.Namespace) -> int:
     from phaseline.lab.guard_proof import Proof
 
-    if not 0 < args.slowdown < 1000 or args.trials < 1:
+    if not 0 < args.slowdown < math.inf or args.trials < 1:
         raise RequestError(f"--slowdown {args.slowdown} --trials {args.trials}: both must be above 0")
 
     def make(slow: Mapping[str, float]) -> "Contender":
@@ -181,12 +183,14 @@ def _work(args: argparse.Namespace) -> "Work":
 
     # A command's run is long, and a process of its own each time.
     commands = any(getattr(args, name, "").startswith("cmd:") for name in ("target", "base", "head"))
-    asks = args.asks or (1 if commands else 3)
+    asks = (1 if commands else 3) if args.asks is None else args.asks
     for name, value, least in (("prompt", args.prompt_tokens, 1), ("output", args.output_tokens, 2), ("asks", asks, 1)):
         if value < least:
             raise RequestError(f"{name} = {value}: it must be at least {least}")
+    if not 0 <= args.settle <= 60_000:
+        raise RequestError(f"--settle {args.settle}: it must be from 0 to 60000 ms")
     seed = secrets.randbits(31) if args.seed is None else args.seed
-    return Work(args.prompt_tokens, args.output_tokens, asks, not args.no_answers, seed)
+    return Work(args.prompt_tokens, args.output_tokens, asks, not args.no_answers, seed, args.settle / 1e3)
 
 
 def _rules(args: argparse.Namespace) -> "Rules":

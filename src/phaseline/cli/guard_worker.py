@@ -14,8 +14,8 @@ from typing import Any
 class Slowed:
     """An executor whose steps take longer by a share, for a guard to find out.
 
-    A step is prefill if it computes several rows of a prompt, or a row that nobody reads; all others are decode. What
-    lies between two decode steps (sampling, scheduling) is slowed with them.
+    A step is prefill if it computes several rows of a sequence, a row that nobody reads, or a first one; all others are
+    decode. What lies between two decode steps (sampling, scheduling) is slowed with them.
     """
 
     def __init__(self, executor: Any, prefill: float = 0.0, decode: float = 0.0) -> None:
@@ -26,7 +26,7 @@ class Slowed:
         self._ended = 0.0
 
     def forward(self, step: Any, pages: Any) -> Any:
-        prompt = any(len(segment.tokens) > 1 or not segment.wanted for segment in step.segments)
+        prompt = any(len(s.tokens) > 1 or not s.wanted or not s.start for s in step.segments)
         began = time.perf_counter() if prompt else self._ended
         logits = self._executor.forward(step, pages)
         now = time.perf_counter()

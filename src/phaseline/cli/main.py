@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from phaseline import __version__
-from phaseline.cli import chat, explain, guard, lab, measure, pull, run
+from phaseline.cli import chat, explain, guard, lab, measure, pull, report, run
 from phaseline.cli.interrupts import own_interrupts
 from phaseline.errors import PhaselineError
 
@@ -71,7 +71,7 @@ def _build_parser() -> _Parser:
         *("--version", "-V"), action=_Version, nargs=0, help="print the version and the instruction set in use"
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (pull, run, chat, measure, explain, lab, guard):
+    for command in (pull, run, chat, measure, explain, lab, guard, report):
         command.add_parser(commands)
     return parser
 

@@ -23,6 +23,11 @@ def percent(share: float) -> str:
     return f"{share:.1%}" if abs(share) < 0.0995 else f"{share:.0%}"
 
 
+def rough(residual: float) -> list[str]:
+    """A warning about a fit that misses what it was made from, if it does by more than a tenth."""
+    return [f"The fit misses the medians by {percent(residual)}: it is a rough one."] if residual > 0.1 else []
+
+
 def span(interval: Interval | None) -> str:
     """An interval behind the figure it belongs to, or nothing."""
     return "" if interval is None else f" [{_digits(interval[0])} to {_digits(interval[1])}]"

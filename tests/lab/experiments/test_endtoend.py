@@ -91,7 +91,8 @@ def test_prompt_time_that_the_server_reports_sets_queueing_apart() -> None:
 
 def test_prompts_from_a_cache_are_told() -> None:
     cached = request(0.1, 0.1, 3, prompt_tokens=8, cached_tokens=7)
-    assert "In 1 cells a cache served part of the prompts" in analyse({Cell(8, 3): [cached]})["finding"]
+    finding = analyse({Cell(8, 3): [cached], Cell(9, 3): [request(0.1, 0.1, 3, cached_tokens=0)]})["finding"]
+    assert "In 1 of 2 cells a cache held up to 7 tokens of the prompts" in finding
 
 
 def test_nothing_measured_and_nothing_that_came() -> None:

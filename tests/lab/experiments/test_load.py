@@ -196,6 +196,8 @@ def test_a_load_that_brought_nothing_is_an_error_and_a_record() -> None:
     record = load_record(seen, describe_paces(seen), None)
     assert record["error"] == "no request was completed: 2 of 2 requests failed: cannot connect"
     assert record["summary"]["slo_attainment"] == 0 and len(record["traces"]) == 2
+    some = [*seen, *measured([closed_run(2, [stream(0.0)])], None, False)]
+    assert "error" not in load_record(some, describe_paces(some), None)
     nothing = load_record([], describe_paces([]), None)
     assert nothing["summary"] is None and nothing["finding"] == "Nothing was measured." and "error" not in nothing
 
@@ -293,6 +295,11 @@ def test_an_open_loop_sends_at_its_times_and_a_cap_holds_back() -> None:
     starts = [one["sent_ns"] for one in record["traces"]]
     assert max(starts) < min(one["end_ns"] for one in record["traces"])
     assert all(one["due_ns"] is not None for one in record["traces"])
+    twice = conducted(Load(TruthSystem(script), RandomSource(3, 2, 1), [Pace(1000.0)], repeats=2))["traces"]
+    gaps = {
+        (run[1]["due_ns"] - run[0]["due_ns"], run[2]["due_ns"] - run[1]["due_ns"]) for run in (twice[:3], twice[3:])
+    }
+    assert len(gaps) == 2  # each run has arrivals of its own
     capped = conducted(Load(TruthSystem(script), RandomSource(3, 2, 1), [Pace(1000.0, 1)]))
     order = sorted((one["sent_ns"], one["end_ns"]) for one in capped["traces"])
     assert all(end <= sent for (_, end), (sent, _) in pairwise(order))
@@ -344,6 +351,8 @@ def test_the_search_runs_the_rates_it_needs_and_says_what_it_found() -> None:
 def test_without_bounds_the_search_starts_from_one_stream_alone() -> None:
     record = conducted(search(Objectives(ttft=1e-6), target=0.9))
     assert record["runs"][0]["label"] == "1 stream" and record["runs"][0]["count"] == 3
+    alone = sorted(one["events"][-2][0] - one["sent_ns"] for one in record["traces"][:3])[1] / 1e9
+    assert record["search"]["probes"][0]["rate"] == pytest.approx(0.5 / alone)
     assert record["search"]["rate"] is None and "Not even" in record["finding"]
 
 

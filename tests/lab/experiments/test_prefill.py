@@ -77,6 +77,13 @@ def test_predictions_stand_beside_what_was_measured() -> None:
     assert "the floor is 9 ms and ends at 20 tokens" in record["finding"]
 
 
+def test_reading_token_by_token_without_the_head_is_found_out_too() -> None:
+    predicted = {"floor_s": 0.001, "knee": 4.0, "rows": 64, "head_share": 0.3, "weight_bytes": 1e6, "walking": 1.6}
+    walking = rows(floor=0.002, slope=0.0005, knee=4, decode=0.00085)
+    assert "no batched prefill" in analyse(walking, predicted=predicted)["finding"]
+    assert "no batched prefill" not in analyse(walking, predicted=predicted | {"walking": 1.0})["finding"]
+
+
 def test_too_few_lengths_have_no_fit_but_times() -> None:
     record = analyse([prefill_row(8, [0.1]), decode_row(64, [0.1])])
     assert record["fit"] is None and record["phase_ratio"]["ratio"] == pytest.approx(8)

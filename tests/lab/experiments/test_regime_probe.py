@@ -15,7 +15,7 @@ from phaseline.lab.experiments.regime_probe import Regime
 from phaseline.lab.op_groups import op_groups
 from phaseline.lab.records import to_json
 from phaseline.lab.stats import median
-from phaseline.program.cost import decode_work, prefill_work, step_cost
+from phaseline.program.cost import decode_work, prefill_work, step_cost, weight_bytes
 from support.engines import assert_idle
 from support.own_engine import own_engine
 from support.tiny import write_llama
@@ -98,7 +98,10 @@ def test_operations_of_each_phase(record: dict[str, Any], model: Path) -> None:
 
 def test_streams_without_room_are_limited_by_capacity(model: Path) -> None:
     """The pool holds two full contexts; four streams of 200 positions need more pages than it has."""
-    with own_engine(model, max_running=4, memory=int(258.4 * 2**20)) as (system, own):
+    with own_engine(model) as (_, own):
+        state = 2 * 256 * own.program.state.elements(1) * 2
+        memory = (256 << 20) + weight_bytes(own.program) + state  # beside what is kept for working memory
+    with own_engine(model, max_running=4, memory=memory) as (system, own):
         assert own.system.holds(1, 201) and not own.system.holds(4, 201)
         record = run(Regime(own, {}, tokens=32, context=200, streams=(1, 4), rounds=1))
         assert_idle(system._engine)
@@ -128,3 +131,5 @@ def test_what_is_refused(model: Path) -> None:
             Regime(own, {}, streams=(8,))
         with pytest.raises(RequestError, match="at least 1 of each"):
             Regime(own, {}, streams=(0,))
+        with pytest.raises(RequestError, match="repeats = 0"):
+            Regime(own, {}, streams=(1,), rounds=0)

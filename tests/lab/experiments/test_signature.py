@@ -93,6 +93,16 @@ def test_waiting_for_others_to_end(begin: float, limit: str) -> None:
     assert found["decode of 2 streams at context 512"]["limit"] == limit
 
 
+def test_noise_claims_nothing() -> None:
+    wild = (0.5, 1.0, 1.6)
+    rows = [prefill_row(n, [2e-4 * n * pace for pace in wild]) for n in (128, 256, 512)]
+    rows += [decode_row(512, [0.01 * n * pace for pace in wild], n) for n in (1, 8)]
+    for row in claims(rows, 1, 8).values():
+        assert row["limit"] == "unknown" and "too noisy to tell" in row["evidence"][0]
+    bent = [*system()[:4], *(decode_row(512, [t] * 3, n) for n, t in ((1, 0.01), (2, 0.05), (8, 0.02)))]
+    assert "miss a straight line" in claims(bent, 8)[EIGHT]["evidence"][0]
+
+
 def test_nothing_measured_is_an_error() -> None:
     failed = cell_row(decode_cell(512), [[trace([], error="broken")]])
     record = analyse([failed], [1])

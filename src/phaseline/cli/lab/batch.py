@@ -42,7 +42,7 @@ def _build(args: argparse.Namespace, system: "StreamSystem") -> "Batch":
     return Batch(
         system,
         args.streams or [n for n in STREAMS if n <= most],
-        context=max(1, min(args.stored, longest)),
+        context=min(args.stored, longest),
         rounds=args.repeats,
         vocabulary=vocabulary(args),
         seed=args.seed or 0,

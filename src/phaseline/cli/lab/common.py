@@ -1,15 +1,16 @@
-"""What the experiments' commands share: how they are run, interrupted and shown. For the system, see `systems`."""
+"""What the experiments' commands share: how they are run, interrupted and saved. See also `systems` and `printing`."""
 
 import argparse
-import asyncio
+import secrets
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from phaseline.cli.lab.printing import print_record, print_table
 from phaseline.cli.lab.systems import (
     add_system_options,
     load_engine,
@@ -23,6 +24,8 @@ from phaseline.cli.lab.systems import (
 from phaseline.errors import PhaselineError
 
 if TYPE_CHECKING:
+    import asyncio
+
     from phaseline.cli.show import Screen
     from phaseline.lab.experiments.base import Experiment, Progress
     from phaseline.lab.summary import Objectives
@@ -42,14 +45,12 @@ __all__ = [
     "open_system",
     "over_http",
     "print_table",
+    "settle_seed",
     "system_facts",
     "system_kind",
     "vocabulary",
 ]
 DONE, INTERRUPTED = 0, 130
-_WIDTH = 100  # where no terminal sets one
-
-Cell = str | float | None
 
 
 def counts(text: str) -> list[int]:
@@ -74,6 +75,12 @@ def objectives(args: argparse.Namespace) -> "Objectives | None":
     return None if args.goodput is None else parse_goodput(" ".join(args.goodput))
 
 
+def settle_seed(args: argparse.Namespace) -> None:
+    """`--seed`; else a new one, for the record: a server may still hold the prompts of an earlier run in its cache."""
+    if args.seed is None:
+        args.seed = secrets.randbelow(1 << 31)
+
+
 async def system_facts(args: argparse.Namespace, system: "StreamSystem") -> dict[str, Any]:
     """`system` (in its own words), `model`, and provenance: machine, build, date, command.
 
@@ -85,13 +92,18 @@ async def system_facts(args: argparse.Namespace, system: "StreamSystem") -> dict
     from phaseline.lab.records import provenance
 
     kind, told = system_kind(args), dict(await system.describe())
-    model = read_model(needed_model(args))[0] if kind == "phaseline" else {"name": told.get("model", model_name(args))}
+    model = read_model(needed_model(args))[0] if kind == "phaseline" else {"name": _named(args, told)}
     build = told if kind == "phaseline" else {}
     machine = {"cpu": cpu_model(), "cores": usable_cores(), "client_only": bool(args.base_url)}
     facts = {"system": {"name": system.name, **told}, "model": model, **provenance(machine, build)}
     if args.api_key:
         facts["command"] = facts["command"].replace(shlex.quote(args.api_key), "...")
     return facts
+
+
+def _named(args: argparse.Namespace, told: Mapping[str, Any]) -> str | None:
+    """The model, as the system calls it; as it was asked for, where it does not."""
+    return told.get("model") or model_name(args) or told.get("model_path")
 
 
 def conduct_command(
@@ -107,10 +119,13 @@ def conduct_command(
     and the status is 130. A record with an `error` (nothing could be measured) is saved and shown as well, and refused
     with status 2.
     """
+    import asyncio
+
     from phaseline.cli.facts import check_out
     from phaseline.cli.progress import progress_bar
 
     check_out(args)
+    settle_seed(args)
     system = open_system(args)
     calibration = _calibration(args)
     with progress_bar() as progress:
@@ -132,7 +147,7 @@ def finish(
 
     with ExitStack() as stack:  # from the last to the first, each even if one before it fails
         if not args.json:
-            stack.callback(_print, record, show)
+            stack.callback(print_record, record, show)
         stack.callback(keep, record)
         stack.callback(emit, args, record)  # first of all: it cost the time
     if record.get("partial"):
@@ -143,23 +158,6 @@ def finish(
     return DONE
 
 
-def print_table(screen: "Screen", headers: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
-    """A table: texts to the left, numbers to the right with four digits, "-" for None."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    from phaseline.cli.show import figure
-
-    rows = list(rows)
-    table = Table(box=SIMPLE_HEAD, padding=0, pad_edge=False)
-    for header, column in zip(headers, zip(*rows, strict=True) if rows else [()] * len(headers), strict=True):
-        text = any(isinstance(cell, str) for cell in column)
-        table.add_column(header, justify="left" if text else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*("-" if c is None else c if isinstance(c, str) else figure(c) for c in row))
-    screen.print(table)
-
-
 async def _conduct(
     args: argparse.Namespace,
     system: "StreamSystem",
@@ -168,7 +166,7 @@ async def _conduct(
     calibration: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     try:
-        facts = await system_facts(args, system) | {"calibration": calibration}
+        facts = await system_facts(args, system) | {"seed": args.seed, "calibration": calibration}
         return await conduct_here(build(system), progress, facts)
     finally:
         await system.close()
@@ -179,6 +177,8 @@ async def conduct_here(experiment: "Experiment", progress: "Progress", facts: Ma
 
     What streams that ran at once raise is one error, the first of them.
     """
+    import asyncio
+
     from phaseline.lab.experiments.base import conduct
 
     task = asyncio.current_task()
@@ -198,6 +198,8 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
 @contextmanager
 def _interrupts_cancel(task: "asyncio.Task[Any]") -> Iterator[None]:
     """Within it the first Ctrl-C cancels the task, which then ends in good order; a second one interrupts."""
+    import asyncio
+
     loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGINT)
     pressed = False
 
@@ -223,34 +225,3 @@ def _calibration(args: argparse.Namespace) -> dict[str, Any] | None:
     from phaseline.lab.calibration import calibrate
 
     return calibrate()
-
-
-def _print(record: Mapping[str, Any], show: Callable[[Mapping[str, Any], "Screen"], None]) -> None:
-    from phaseline.cli.show import Screen
-
-    screen = Screen(_WIDTH)
-    _print_head(record, screen)
-    show(record, screen)
-    _print_calibration(record.get("calibration"), screen)
-
-
-def _print_head(record: Mapping[str, Any], screen: "Screen") -> None:
-    from phaseline.cli.show import headline
-
-    if "system" in record:
-        model, machine = record["model"], record["machine"]
-        named = headline(model) if "weight_bytes" in model else model["name"] or "a model that it does not name"
-        where = f"from {machine['cpu']}" if machine.get("client_only") else f"on {machine['cpu']}"
-        screen.prose(f"{record['system']['name']}, {named}; {where}")
-    if record.get("partial"):
-        screen.prose("PARTIAL: interrupted before the end")
-    screen.prose(record["finding"])
-
-
-def _print_calibration(calibration: Mapping[str, Any] | None, screen: "Screen") -> None:
-    if calibration:
-        error = calibration["error_ms"]
-        p99 = "" if error["p99"] is None else f", 99% within {error['p99']:.2g} ms"
-        exact = "every event came" if calibration["counts_exact"] else "EVENTS WERE LOST"
-        error_told = f"median error {error['p50']:.2g} ms{p99}; {exact}"
-        screen.prose(f"this client's clock, held against a scripted server: {error_told}")

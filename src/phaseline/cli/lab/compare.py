@@ -111,7 +111,7 @@ def _show(record: Mapping[str, Any], screen: "Screen") -> None:
             ratio = (row[f"{phase}_of_reference"] if number else None) or dict.fromkeys(("value", "low", "high"))
             span = None if ratio["low"] is None else f"{ratio['low']:.3g} - {ratio['high']:.3g}"
             value = None if ratio["value"] is None else f"{ratio['value']:.3g}"
-            rows.append([row["system"], phase, tokens, context, row[f"{phase}_tok_s"], value, span])
+            rows.append([_short(row["system"]), phase, tokens, context, row[f"{phase}_tok_s"], value, span])
     print_table(screen, headers, rows)
     for row in record["standings"]:
         marginal = row["marginal_tok_s"]
@@ -123,6 +123,13 @@ def _show(record: Mapping[str, Any], screen: "Screen") -> None:
         told = ", ".join(f"{phase} {share:.1%}" for phase, share in record["noise"].items() if share is not None)
         screen.prose(f"noise (the first system against itself): {told or 'unknown'}")
     screen.prose(f"rounds: {record['rounds']}; medians; in brackets intervals of 95% over rounds")
+
+
+def _short(name: str) -> str:
+    """For a table: a file without its folders."""
+    kind, _, rest = name.partition(":")
+    what, comma, options = rest.partition(",")
+    return name if "://" in what else f"{kind}:{Path(what).name}{comma}{options}" if rest else name
 
 
 def _ratio(ratio: Mapping[str, float] | None) -> str:

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
             vocabulary=vocabulary(args),
             objectives=wanted,
             ignore_eos=args.ignore_eos,
-            seed=args.seed or 0,
+            seed=args.seed,
         ),
         show,
     )

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from phaseline.cli.lab.common import add_system_options, conduct_command, print_table
+from phaseline.cli.lab.common import add_system_options, conduct_command, print_table, settle_seed
 from phaseline.cli.lab.load_options import add_load_options, experiment_of, result_file, streams_asked
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     """Send the load; print what came of it, or with `--json` the record."""
+    settle_seed(args)
     args.out = args.out or result_file(args)
     args.max_running = args.max_running or streams_asked(args)
     make = experiment_of(args)  # refuses what makes no sense before a model is loaded

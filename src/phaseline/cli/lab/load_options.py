@@ -95,7 +95,7 @@ def experiment_of(args: argparse.Namespace) -> "Callable[[StreamSystem], Load]":
         "warmups": args.num_warmups,
         "objectives": objectives(args),
         "in_process": system_kind(args) == "phaseline",
-        "seed": args.seed or 0,
+        "seed": args.seed,
     }
     paces = _paces(args)
     if args.slo_search is None:
@@ -129,7 +129,7 @@ def _source(args: argparse.Namespace) -> "Source":
     from phaseline.lab.experiments.load_source import LogSource, RandomSource
     from phaseline.lab.workload_files import read_azure, read_mooncake, read_sharegpt
 
-    words, seed = vocabulary(args), args.seed or 0
+    words, seed = vocabulary(args), args.seed
     requests = 100 if args.num_prompts is None else args.num_prompts
     if args.dataset_name == "random":
         if args.dataset_path is not None:

@@ -61,7 +61,8 @@ def _open_build(spec: str, model: str | None, slow: Mapping[str, float] | None) 
         raise RequestError(f"{spec}: say what it serves by --model, e.g. --model smollm2 or --model smollm2,threads=1")
     args = _parse(f"phaseline:{model}")
     options = load_options(args) | ({} if args.max_running is None else {"max_running": args.max_running})
-    return WorkerContender(_build(spec), str(resolve(args.model).resolve()), vocabulary(args), options, slow)
+    path, words = resolve(args.model).resolve(), vocabulary(args)  # before anything is built
+    return WorkerContender(_build(spec), str(path), words, options, slow)
 
 
 def _build(spec: str) -> "Build":

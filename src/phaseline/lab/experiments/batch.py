@@ -11,7 +11,7 @@ from phaseline.lab.experiments.sweep import Sweep, cell_row, decode_cell, measur
 from phaseline.lab.fit import Line, fit_line
 from phaseline.lab.prompts import WORDS, Vocabulary
 from phaseline.lab.systems.base import StreamSystem
-from phaseline.lab.wording import ms, ms_span, percent, rate
+from phaseline.lab.wording import ms, ms_span, percent, rate, rough
 from phaseline.program.cost import decode_work
 
 STREAMS = (1, 2, 4, 8, 16)
@@ -145,6 +145,7 @@ def _split_sentences(line: Line, most: int, predicted: Mapping[str, Any] | None)
             f"Of a step, {shared} are shared by all streams, which batching amortises, and {own} come anew with each, "
             f"which it cannot: however many streams, they get no more than {rate(1 / line.slope_s)} together."
         ]
+    said += rough(line.residual)
     if predicted is None:
         return [*said, "What the shared and the own part consist of cannot be seen from outside."]
     critical = predicted["critical_streams"]

@@ -12,7 +12,7 @@ from phaseline.lab.fit import Line, fit_line
 from phaseline.lab.prompts import WORDS, Vocabulary
 from phaseline.lab.regime import flop_rate
 from phaseline.lab.systems.base import StreamSystem
-from phaseline.lab.wording import ms, ms_span, percent, rate
+from phaseline.lab.wording import ms, ms_span, percent, rate, rough
 from phaseline.program.cost import decode_work, op_costs, step_cost
 
 CONTEXTS = (64, 256, 512, 1024, 2000)
@@ -154,4 +154,4 @@ def _slope_sentences(line: Line, predicted: Mapping[str, Any] | None) -> list[st
             f"{ms(1e3 * predicted['read_s'])}, their arithmetic {ms(1e3 * predicted['compute_s'])}"
             + (f": {percent(predicted['slope_s'] / line.slope_s)} of that." if grows else ".")
         )
-    return said
+    return said + rough(line.residual)

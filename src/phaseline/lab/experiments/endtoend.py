@@ -173,10 +173,11 @@ def _finding(
         sentences.append(f"{attainment:.0%} of the requests met the objectives.")
     attempted = sum(row["samples"] for row in rows)
     sentences += [f"{count} of {attempted} requests failed: {error}." for error, count in errors.most_common(3)]
-    cached = sum(bool(row["cached_tokens"]) for row in rows)
+    cached = [row["cached_tokens"] for row in rows if row["cached_tokens"]]
     if cached:
         sentences.append(
-            f"In {cached} cells a cache served part of the prompts, which were all new: prefill is flattered."
+            f"In {len(cached)} of {len(rows)} cells a cache held up to {max(cached):.0f} tokens of the prompts, though "
+            "all differ: a chat template, or an earlier run. Prefill is flattered by them."
         )
     return " ".join(sentences)
 

@@ -9,6 +9,8 @@ from phaseline.lab.experiments.load_runs import Measured
 from phaseline.lab.slo import RateFound
 from phaseline.lab.summary_checks import cache_hits
 
+_HITS = ("reported", "suspected")  # verdicts on a prefix cache that a reader must know of
+
 
 @dataclass(frozen=True)
 class Told:
@@ -35,7 +37,8 @@ def load_record(runs: Sequence[Measured], told: Told, note: str | None) -> dict[
         first += count
     cache = cache_hits(traces, asked)
     sentences = [*told.sentences, *([_sentence(note)] if note else [])]
-    if len(runs) > 1 and cache["verdict"] in ("reported", "suspected"):
+    told_already = told.chosen is not None and told.chosen.summary["cache"]["verdict"] in _HITS
+    if cache["verdict"] in _HITS and not told_already:
         sentences.append(f"Prefix cache hits over all runs {cache['verdict']}: {cache['how']}.")
     record: dict[str, Any] = {
         "finding": " ".join(sentences),

@@ -15,7 +15,7 @@ from phaseline.lab.prompts import WORDS, Vocabulary
 from phaseline.lab.stats import median
 from phaseline.lab.steps import StepSize, step_bench
 from phaseline.lab.systems.base import StreamSystem
-from phaseline.lab.wording import ms, ms_span, percent, rate, span
+from phaseline.lab.wording import ms, ms_span, percent, rate, rough, span
 from phaseline.program.cost import step_cost
 from phaseline.program.ops import Span, Work
 
@@ -195,6 +195,4 @@ def _fit_sentences(fit: Floor, predicted: Mapping[str, Any] | None) -> list[str]
             f"From the program and the ceilings, the floor is {ms(predicted['floor_s'])} and ends at "
             f"{predicted['knee']:.0f} tokens, where arithmetic takes as long as reading the weights."
         )
-    if fit.residual > 0.1:
-        said.append(f"The fit misses the medians by {percent(fit.residual)}: it is a rough one.")
-    return said
+    return said + rough(fit.residual)

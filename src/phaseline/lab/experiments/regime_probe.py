@@ -77,7 +77,7 @@ class Regime:
         budget_s: float = 25.0,
         seed: int = 0,
     ) -> None:
-        if min(rounds or 1, tokens, context, *streams) < 1:
+        if min(1 if rounds is None else rounds, tokens, context, *streams) < 1:
             raise RequestError(f"repeats = {rounds}, sizes {tokens}, {context}, {list(streams)}: at least 1 of each")
         self._owns = {"": own, **variants}
         self._wanted, self._budget_s, self._seed = rounds, budget_s, seed
@@ -125,7 +125,8 @@ class Regime:
         own = self._owns[""]
         for each in self._owns.values():
             each.share_ceilings(own)
-        rows, ops = [], []
+        rows: list[dict[str, Any]] = []
+        ops: list[dict[str, Any]] = []
         for subject in known:
             rows.append(self._row(subject))
             ops += self._op_rows(subject)

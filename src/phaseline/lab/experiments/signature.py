@@ -15,6 +15,7 @@ from phaseline.lab.systems.base import StreamSystem
 from phaseline.lab.wording import ms, percent
 
 FLAT, LINEAR = 0.35, 0.65  # exponents of time over size: no more than the first is flat, no less than the second linear
+_NOISE = 0.2  # median deviation as a share of the time, or of a line's misses: with more of it nothing is claimed
 _SLOW = 2.0  # times what reading the prompts one after the other takes: a wait beyond it has another reason
 _SHARED = "launching and reading the weights look alike from outside"
 
@@ -33,7 +34,7 @@ class Signature:
         tokens: int = 512,
         context: int = 512,
         streams: Sequence[int] = (1, 8),
-        rounds: int = 5,
+        rounds: int | None = None,
         vocabulary: Vocabulary = WORDS,
         seed: int = 0,
     ) -> None:
@@ -86,6 +87,8 @@ def judge_prefill(prompts: Sequence[Row], ratio: Mapping[str, Any] | None) -> Cl
     """From how the time of a prompt grows with its length, and the phase ratio."""
     if len(prompts) < 2:
         return _claim("unknown", "one length alone shows no scaling")
+    if noise := _noise(prompts[-2:]):
+        return _claim("unknown", noise)
     (shorter, longer), seconds = prompts[-2:], [row["median_s"] for row in prompts[-2:]]
     growth = math.log(seconds[1] / seconds[0]) / math.log(longer["tokens"] / shorter["tokens"])
     seen = (
@@ -117,6 +120,8 @@ def judge_decode(row: Row, alone: Row | None, by_streams: Line | None, by_contex
         )
     if by_streams is None:
         return _claim("unknown", "one number of streams alone shows no scaling")
+    if noise := _noise([row], by_streams):
+        return _claim("unknown", noise)
     step, shared = by_streams.seconds(row["streams"]), max(0.0, by_streams.base_s)
     own = 1 - shared / step
     seen = f"of a step, {ms(shared)} are shared by all streams and {ms(by_streams.slope_s)} come with each"
@@ -125,13 +130,27 @@ def judge_decode(row: Row, alone: Row | None, by_streams: Line | None, by_contex
     if row["streams"] == 1:
         told = "streams share next to nothing: this system does not batch them, or arithmetic is the limit"
         return _claim("unknown", seen, told)
-    if by_context is None:
-        return _claim("unknown", seen, "without a second context it cannot be said whether that is state or arithmetic")
+    if by_context is None or _noise([], by_context):
+        return _claim(
+            "unknown",
+            seen,
+            "without steady times at a second context it cannot be told whether that is state or arithmetic",
+        )
     state = max(0.0, by_context.slope_s) * row["context"] / by_streams.slope_s
     told = f"{percent(min(1.0, state))} of what comes with each grows with its context"
     if state >= 0.5:
         return _claim("bandwidth", seen, told, "reading state is limited by bandwidth, whatever the batch")
     return _claim("compute", seen, told, "the rest is arithmetic, if streams do run together")
+
+
+def _noise(rows: Sequence[Row], line: Line | None = None) -> str | None:
+    """Why nothing can be read from these times, if so."""
+    most = max((row["spread_s"] / row["median_s"] for row in rows), default=0.0)
+    if most > _NOISE:
+        return f"times vary by {percent(most)} between rounds: too noisy to tell"
+    if line is not None and line.residual > _NOISE:
+        return f"times miss a straight line by {percent(line.residual)}: too noisy to tell, or not of that form"
+    return None
 
 
 def _claim(limit: str, *evidence: str) -> Claim:

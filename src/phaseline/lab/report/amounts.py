@@ -5,7 +5,7 @@ import math
 NONE = "\u2013"  # an en dash
 TIMES = "\u00d7"
 _PREFIXES = {-9: "n", -6: "µ", -3: "m", 0: "", 3: "k", 6: "M", 9: "G", 12: "T", 15: "P"}
-_THIN = "\u202f"  # narrow no-break space
+_THIN, _MINUS = "\u202f", "\u2212"  # narrow no-break space
 
 
 def figure(value: float | None, digits: int = 3) -> str:
@@ -18,15 +18,20 @@ def figure(value: float | None, digits: int = 3) -> str:
     if abs(round(value, decimals)) >= 10 ** (digits - decimals):  # rounding made one more digit
         decimals -= 1
     if decimals > 9 or abs(value) >= 1e15:
-        return f"{value:.{digits - 1}e}"
-    return f"{value:,.{max(0, decimals)}f}".replace(",", _THIN)
+        return f"{value:.{digits - 1}e}".replace("-", _MINUS)
+    return grouped(value, max(0, decimals))
 
 
 def whole(number: float | None) -> str:
     """All digits of a whole number, grouped by thousands; a fraction keeps three digits."""
     if number is None:
         return NONE
-    return f"{number:,.0f}".replace(",", _THIN) if number == int(number) and abs(number) < 1e15 else figure(number)
+    return grouped(number, 0) if number == int(number) and abs(number) < 1e15 else figure(number)
+
+
+def grouped(value: float, decimals: int) -> str:
+    """With so many decimals, thousands apart, and a minus that is as wide as a plus."""
+    return f"{value:,.{decimals}f}".replace(",", _THIN).replace("-", _MINUS)
 
 
 def amount(value: float | None, unit: str, digits: int = 3) -> str:

@@ -1,6 +1,5 @@
 """Reading records strictly: each value has the type it must have, or is refused with the place where it stands."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -8,6 +7,7 @@ from phaseline.errors import FileFormatError, PhaselineError
 from phaseline.lab.trace import Trace
 
 T = TypeVar("T")
+_LEAST, _MOST = 1e-30, 1e30  # of what can be drawn
 
 
 class Fields:
@@ -46,7 +46,7 @@ class Fields:
     def whole(self, key: str) -> int:
         """A count: a whole number, not negative."""
         value = self._values.get(key)
-        if type(value) is not int or not 0 <= value < 1 << 63:
+        if type(value) is not int or value < 0:
             raise self.refusal(key, "a whole number, not negative")
         return value
 
@@ -64,7 +64,7 @@ class Fields:
 
     def positive(self, key: str) -> float:
         value = _number(self._values.get(key))
-        if value is None or value <= 0:
+        if value is None or value < _LEAST:
             raise self.refusal(key, "a number above 0")
         return value
 
@@ -74,7 +74,7 @@ class Fields:
     def positives(self, key: str) -> list[float]:
         """Those of a list of numbers above 0 that are not null."""
         found = [_number(item) for item in self._list(key) if item is not None]
-        if not all(item is not None and item > 0 for item in found):
+        if not all(item is not None and item >= _LEAST for item in found):
             raise self.refusal(key, "a list of numbers above 0")
         return [item for item in found if item is not None]
 
@@ -123,8 +123,8 @@ class Fields:
         for one in self.children(key):
             try:
                 found.append(read(dict(one.items())))
-            except PhaselineError as error:
-                raise FileFormatError(f"{one.place}: {error}") from error
+            except (PhaselineError, KeyError, TypeError) as error:
+                raise FileFormatError(f"{one.place}: {error!s:.200}") from error
         return found
 
     def _typed(self, key: str, kind: type[T], wanted: str) -> T:
@@ -143,9 +143,5 @@ class Fields:
 
 
 def _number(value: Any) -> float | None:
-    if type(value) not in (int, float):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:  # a whole number beyond all floats
-        return None
+    """None for anything but a number, and for one so large that nothing that is measured can be meant."""
+    return float(value) if type(value) in (int, float) and abs(value) <= _MOST else None

@@ -1,6 +1,7 @@
 """From files to records: JSON, one record to a file, or JSON lines. What is no record of the lab is refused by name."""
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from phaseline.lab.bounded_text import no_constant
 from phaseline.lab.report.fields import Fields
 from phaseline.lab.report.record import KINDS, Record
 
-_MOST_BYTES = 1 << 29
+_MOST_BYTES, _MOST_DIGITS = 1 << 29, 19
 
 
 def read_records(paths: Iterable[Path]) -> list[Record]:
@@ -71,7 +72,7 @@ def _text(path: Path) -> str:
 
 def _object(text: str) -> Mapping[str, Any]:
     try:
-        found = json.loads(text, parse_constant=no_constant)
+        found = json.loads(text, parse_constant=no_constant, parse_int=_whole, parse_float=_finite)
     except RecursionError:
         raise ValueError("not a record: nested too deeply") from None
     except ValueError as error:
@@ -79,6 +80,19 @@ def _object(text: str) -> Mapping[str, Any]:
     if not isinstance(found, dict):
         raise ValueError("not a record: a JSON object is expected")
     return found
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"{digits[:_MOST_DIGITS]}... has more digits than any measurement")
+    return int(digits)
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError(f"{digits:.40} is beyond all numbers")
+    return number
 
 
 def _is_object(text: str) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from phaseline.lab.report.amounts import whole
 from phaseline.lab.report.fields import Fields
 from phaseline.lab.stats import spread
 
@@ -129,8 +130,8 @@ class Row:
     def size(self) -> str:
         """What tells the row from others of its phase and mode."""
         if self.phase == "prefill":
-            return f"{self.tokens} tokens"
-        return f"context {self.context}" + (f", {self.streams} streams" if self.streams > 1 else "")
+            return f"{whole(self.tokens)} tokens"
+        return f"context {whole(self.context)}" + (f", {self.streams} streams" if self.streams > 1 else "")
 
 
 def _named(fields: Fields) -> str:

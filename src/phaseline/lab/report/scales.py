@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from phaseline.lab.report.amounts import figure, whole
+from phaseline.lab.report.amounts import figure, grouped, whole
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,8 @@ def linear_axis(title: str, values: Iterable[float], *, from_zero: bool = True, 
 
 def time_axis(title: str, low: float, high: float, ticks: int = 8) -> Axis:
     """An axis that begins and ends where the values do, so that no room is lost."""
-    step = _round_step((high - low or 1.0) / ticks)
-    marks = [n * step for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
-    return Axis(
-        title,
-        low,
-        max(high, low + step),
-        False,
-        tuple(Tick(m, _plain(m, step), bool(n % 2)) for n, m in enumerate(marks)),
-    )
+    high = high if high > low else low + (abs(low) or 1.0)
+    return Axis(title, low, high, False, _inside(low, high, ticks))
 
 
 def log_axis(
@@ -78,6 +71,8 @@ def log_axis(
     digits = (1, 2, 5) if decades <= 2.5 else (1,)
     every = max(1, math.ceil(decades / 6)) if digits == (1,) else 1
     marks = [d * 10.0**p for p in powers if p % every == 0 for d in digits if low <= d * 10.0**p <= high]
+    if len(marks) < 2:  # less than an octave
+        return Axis(title, low, high, True, _inside(low, high, 4))
     return Axis(title, low, high, True, tuple(Tick(m, label(m), f"{m:e}"[0] in "25") for m in marks))
 
 
@@ -89,6 +84,13 @@ def sizes_axis(title: str, sizes: Iterable[float], *, margin: float = 1.25) -> A
     for n, size in enumerate(_apart(found, low, high, 0.045)):
         ticks.append(Tick(size, f"{size:g}" if size < 1 else whole(size), n % 2 == 1))
     return Axis(title, low, high, True, tuple(ticks))
+
+
+def _inside(low: float, high: float, ticks: int) -> tuple[Tick, ...]:
+    """Round amounts between two others."""
+    step = _round_step((high - low) / ticks)
+    marks = [n * step for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    return tuple(Tick(mark, _plain(mark, step), bool(n % 2)) for n, mark in enumerate(marks))
 
 
 def _apart(sizes: Sequence[float], low: float, high: float, least: float) -> list[float]:
@@ -111,4 +113,4 @@ def _plain(value: float, step: float) -> str:
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))
     if round(step * 10**decimals, 6) != round(step * 10**decimals):  # steps of 2.5
         decimals += 1
-    return f"{value:,.{min(decimals, 9)}f}".replace(",", "\u202f").replace("-", "\u2212")
+    return grouped(value, decimals) if decimals < 10 and abs(value) < 1e15 else figure(value)

@@ -45,7 +45,7 @@ class Table:
         table = tag(
             "table", tag("caption", tag("span", self.caption)), tag("thead", tag("tr", heads)), tag("tbody", body)
         )
-        return tag("div", table, class_="scroll", tabindex=0, role="region", aria_label=self.caption)
+        return tag("div", table, class_="scroll", tabindex=0, role="group", aria_label=self.caption)
 
     def folded(self) -> Markup:
         """Behind a fold, under a figure."""

@@ -85,7 +85,7 @@ def _frontier(record: Record, rows: Sequence[Fields]) -> Markup:
         plot.label(one.ttft, one.gap, one.name, [RIGHT, OVER, LEFT, UNDER])
     if budget:
         plot.label(x.low, budget, f"budget {figure(budget)} ms", [("start", -6), ("start", 15)], "ceiling")
-    plot.entry(_LINE, "chunk size, tokens; the line joins the best")
+    plot.entry(_LINE, "settings; the line joins those that no other beats")
     if checks:
         plot.entry(_TRIED, "tried: " + ", ".join(one.name for one in checks), line=False)
     told = "Down and left is better, and no size is best at both. Bars are 95% intervals over runs."
@@ -111,9 +111,8 @@ def _cost(record: Record) -> Markup | None:
     chunked = bool(record.fields.raw("frontier"))
     samples: dict[int, list[float]] = {}
     for row in record.fields.children("results"):
-        pieces = [
-            piece_seconds(clash, row.whole("size"), chunked=chunked) for clash in row.each("clashes", Clash.from_dict)
-        ]
+        clashes = [clash for clash in row.each("clashes", Clash.from_dict) if clash.victims]
+        pieces = [piece_seconds(clash, int(row.positive("size")), chunked=chunked) for clash in clashes]
         samples.setdefault(row.whole("size"), []).extend(piece * 1e3 for piece in pieces if piece)
     sizes = [size for size, found in samples.items() if found]
     if len(sizes) < 2:

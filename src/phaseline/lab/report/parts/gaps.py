@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from phaseline.lab.experiments.clash import Clash
-from phaseline.lab.metrics import trace_metrics
 from phaseline.lab.report.amounts import figure, milliseconds, seconds, whole
 from phaseline.lab.report.markup import Markup
 from phaseline.lab.report.parts.base import Part, block
@@ -29,7 +29,8 @@ class Gaps:
 
     @classmethod
     def of(cls, name: str, traces: Iterable[Trace]) -> "Gaps":
-        return cls(name, sorted(gap for trace in traces for gap in trace_metrics(trace).gaps if gap > 0))
+        arrivals = [[event.t_ns for event in t.events if event.bears_tokens] for t in traces if t.error is None]
+        return cls(name, sorted((b - a) / 1e9 for times in arrivals for a, b in pairwise(times) if b > a))
 
     def points(self) -> list[tuple[float, float]]:
         """(gap in ms, share of the gaps at least as long), fewer where there are many; the longest are all there."""
@@ -43,7 +44,7 @@ def draw(records: Sequence[Record]) -> list[Markup]:
     for record in records:
         series = [one for one in gaps_of(record) if len(one.gaps) >= _LEAST]
         if series:
-            shown.append(block(record, gap_plot(series[:_MOST_SERIES]), _numbers(series).draw()))
+            shown.append(block(record, gap_plot(series[:_MOST_SERIES], _numbers(series))))
     return shown
 
 
@@ -64,7 +65,7 @@ def gaps_of(record: Record) -> list[Gaps]:
     return [Gaps.of(name, traces) for name, traces in named.items()]
 
 
-def gap_plot(series: Sequence[Gaps]) -> Markup:
+def gap_plot(series: Sequence[Gaps], numbers: Table) -> Markup:
     """Both axes logarithmic: the tail is what matters."""
     gaps = [gap * 1e3 for one in series for gap in (one.gaps[0], one.gaps[-1])]
     least = 1 / max(len(one.gaps) for one in series)
@@ -78,9 +79,10 @@ def gap_plot(series: Sequence[Gaps]) -> Markup:
         worst = one.gaps[-1] * 1e3
         plot.dot(worst, points[-1][1], look(n, DECODE), f"{one.name}: worst gap {figure(worst)} ms")
         plot.entry(look(n, DECODE), one.name)
-    return plot.draw(
-        "Raw gaps between two arrivals that bear tokens, not smoothed, not per token. Each line ends at the worst gap."
+    caption = (
+        "Raw gaps between two arrivals that bear tokens, not smoothed, not per token. Each line ends at the worst."
     )
+    return plot.draw(caption, numbers)
 
 
 def _numbers(series: Sequence[Gaps]) -> Table:

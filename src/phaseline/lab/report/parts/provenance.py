@@ -11,6 +11,7 @@ from phaseline.lab.report.record import Record
 from phaseline.lab.report.tables import Column, Table
 
 _MOST_DEPTH = 4
+_Lines = tuple[tuple[str, Child], ...]
 
 
 def draw_calibration(records: Sequence[Record]) -> list[Markup]:
@@ -22,7 +23,8 @@ def draw_calibration(records: Sequence[Record]) -> list[Markup]:
 
 
 def draw(records: Sequence[Record]) -> list[Markup]:
-    return [_card(record) for record in records]
+    told: dict[str, list[tuple[Record, _Lines]]] = {}  # what was told already, by what it is about
+    return [_card(record, told) for record in records]
 
 
 def _calibration(found: Fields) -> Markup:
@@ -38,25 +40,52 @@ def _calibration(found: Fields) -> Markup:
     return tag("div", tag("p", told, class_=None if exact else "warning"), table.draw())
 
 
-def _card(record: Record) -> Markup:
+def _card(record: Record, told: dict[str, list[tuple[Record, _Lines]]]) -> Markup:
+    """Everything about one record; of what was told of another before, only what differs."""
+    drawn = []
+    for name, lines in _groups(record):
+        before = told.setdefault(name, [])
+        like = next(((r, other) for r, other in before if _nearly(lines, other)), None)
+        reference = None
+        if like is None:
+            before.append((record, lines))
+        else:
+            changed = [line for line in lines if line not in like[1]]
+            link = tag("a", like[0].mark, href=f"#{like[0].mark}")
+            reference = tag("p", "as ", link, ", but for:" if changed else None)
+            lines = tuple(changed)
+        facts = tag("dl", ((tag("dt", key), tag("dd", value)) for key, value in lines))
+        drawn.append(tag("div", tag("h4", name), reference, facts if lines else None, class_="facts"))
+    head = tag("h3", tag("span", record.mark, class_="mark"), " ", record.title)
+    return tag("section", head, drawn, id=record.mark, class_="source")
+
+
+def _nearly(lines: _Lines, other: _Lines) -> bool:
+    """The same facts, of which hardly any differ."""
+    changed = sum(line not in other for line in lines)
+    return [key for key, _ in lines] == [key for key, _ in other] and changed <= min(2, len(lines) / 3)
+
+
+def _groups(record: Record) -> Iterator[tuple[str, _Lines]]:
+    """Facts by what they are about."""
     fields = record.fields
-    lines: list[tuple[str, Child]] = [
+    run: list[tuple[str, Child]] = [
         ("record", tag("code", record.source)),
         ("command", tag("code", fields.maybe_text("command") or NONE)),
-        ("date", fields.maybe_text("date") or NONE),
+        *((key, fields.maybe_text(key) or NONE) for key in ("date", "python", "platform")),
         ("phaseline", fields.maybe_text("version") or NONE),
-        ("python", fields.maybe_text("python") or NONE),
-        ("platform", fields.maybe_text("platform") or NONE),
     ]
-    for key in ("model", "system", "machine", "build"):
-        lines += [(f"{key}: {name}", value) for name, value in _flat(fields.child(key))]
-    for number, (role, one) in enumerate(record.systems()):
-        lines += [(f"{role or f'system {number + 1}'}: {name}", value) for name, value in _flat(one)]
-    terms = [(tag("dt", name), tag("dd", value)) for name, value in lines]
-    return tag("section", tag("h3", record.mark, " ", record.title), tag("dl", terms), id=record.mark, class_="source")
+    yield "run", tuple(run)
+    groups = [(key, fields.child(key)) for key in ("model", "system", "machine", "build")]
+    groups += [(role or f"system {n}", one) for n, (role, one) in enumerate(record.systems(), 1)]
+    for name, one in groups:
+        if lines := tuple(_flat(one)):
+            yield name, lines
+    if "ceilings" in fields:
+        yield "ceilings", tuple(_ceilings(fields.child("ceilings")))
 
 
-def _flat(fields: Fields) -> Iterator[tuple[str, str]]:
+def _flat(fields: Fields) -> Iterator[tuple[str, Child]]:
     """Every plain value of an object, nested names joined; ceilings have their units."""
     for key, value in fields.items():
         if key == "ceilings":
@@ -65,10 +94,10 @@ def _flat(fields: Fields) -> Iterator[tuple[str, str]]:
             yield from _leaves(key.replace("_", " "), value, 0)
 
 
-def _leaves(name: str, value: Any, depth: int) -> Iterator[tuple[str, str]]:
+def _leaves(name: str, value: Any, depth: int) -> Iterator[tuple[str, Child]]:
     if isinstance(value, Mapping) and depth < _MOST_DEPTH:
         for key, inner in value.items():
-            yield from _leaves(f"{name} {str(key).replace('_', ' ')}", inner, depth + 1)
+            yield from _leaves(f"{name}, {key}", inner, depth + 1)
     elif value is not None:
         yield name, _told(name, value)
 
@@ -88,12 +117,12 @@ def _told(name: str, value: Any) -> str:
     return f"{value}"[:300]
 
 
-def _ceilings(found: Fields) -> Iterator[tuple[str, str]]:
-    yield "ceiling float32", amount(found.positive("float_flops"), "FLOP/s")
-    yield "ceiling quantised", amount(found.positive("quant_flops"), "FLOP/s")
+def _ceilings(found: Fields) -> Iterator[tuple[str, Child]]:
+    yield "float32", amount(found.positive("float_flops"), "FLOP/s")
+    yield "quantised", amount(found.positive("quant_flops"), "FLOP/s")
     for one in found.children("read"):
         speed = amount(one.positive("bytes_per_s"), "B/s")
-        yield f"ceiling of reading {amount(one.positive('footprint'), 'B')}", speed
+        yield f"reading {amount(one.positive('footprint'), 'B')}", speed
     yield "empty step, one call", seconds(found.maybe_number("empty_plan"))
     yield "empty step, a call for each operation", seconds(found.maybe_number("empty_eager"))
 

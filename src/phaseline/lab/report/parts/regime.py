@@ -30,9 +30,7 @@ def _claim(one: Fields, ops: Sequence[Fields]) -> Markup:
     explained = tag("p", "The tightest ceiling explains ", drawn, " of the time.") if drawn else None
     head = tag("h4", one.text("label"), " ", badge(one.text("limit"), inferred=one.maybe_flag("inferred") or False))
     evidence = tag("ul", (tag("li", sentence) for sentence in one.texts("evidence")), class_="notes")
-    return tag(
-        "div", head, explained, evidence, _operations(one.text("label"), ops) if ops else None, class_="claim"
-    )
+    return tag("div", head, explained, evidence, _operations(one.text("label"), ops) if ops else None, class_="claim")
 
 
 def _operations(label: str, ops: Sequence[Fields]) -> Markup:
