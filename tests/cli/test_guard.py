@@ -10,8 +10,7 @@ import pytest
 
 from phaseline.cli.main import main
 from phaseline.lab.systems.truth import truth_server
-from phaseline.lab.systems.truth_engine import Costs
-from phaseline.lab.systems.truth_script import Script, Wire
+from phaseline.lab.systems.truth_script import Script, Wire, steady
 from support.command import Run, Start
 
 QUICK = ("--least", "10", "--most", "10", "--asks", "1", "--settle", "0")
@@ -90,12 +89,13 @@ def test_builds_serve_in_processes_of_their_own(phaseline: Run, tiny: str, tmp_p
 
 def test_a_proof_on_our_engine_and_on_a_server(phaseline: Run, tiny: str, tmp_path: Path) -> None:
     out = tmp_path / "proof.json"
-    costs = Costs(chunk=512, prompt_s=1e-5, decode_s=0.002, floor_s=0.002)
-    script = Script(engine=costs, wire=Wire(counts="token_ids"))
-    small = (*QUICK, "--prompt-tokens", "60", "--output-tokens", "9", "--slowdown", "2000", "--out", str(out))
-    with truth_server(script) as server:
-        for target in (f"phaseline:{tiny},threads=1,context=2048", f"openai:{server.url},model=truth"):
-            done = phaseline("guard", "prove", target, *small)
+    small = (*QUICK, "--prompt-tokens", "60", "--output-tokens", "9", "--out", str(out))
+    with truth_server(Script(steady(0.01, 0.005, 9), wire=Wire(counts="token_ids"))) as server:
+        for target, slowdown in (
+            (f"phaseline:{tiny},threads=1,context=2048", "2000"),
+            (f"openai:{server.url},model=truth", "500"),
+        ):
+            done = phaseline("guard", "prove", target, *small, "--slowdown", slowdown)
             assert done.returncode in (0, 4) and done.stderr == ""  # a busy machine may hide that nothing was slowed
             record = json.loads(out.read_text())
             assert [row["injected"] for row in record["results"]] == ["nothing", "prefill", "decode"]

@@ -21,7 +21,9 @@ LAYOUT = """(() => {
     const texts = [...svg.querySelectorAll('text')].filter(e => box(e).width > 0);
     texts.forEach((a, n) => texts.slice(n + 1).forEach(b => {
       const [p, q] = [box(a), box(b)];
-      if (Math.min(p.right, q.right) - Math.max(p.left, q.left) > 2 && Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top) > 3)
+      const across = Math.min(p.right, q.right) - Math.max(p.left, q.left);
+      const down = Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top);
+      if (across > 2 && down > 3)
         overlaps.push([svg.getAttribute('aria-label').slice(0, 30), a.textContent, b.textContent]);
     }));
     for (const e of texts) {

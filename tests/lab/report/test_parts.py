@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from phaseline.lab.metrics import trace_metrics
-from phaseline.lab.report.amounts import amount, figure, whole
+from phaseline.lab.report.amounts import amount, figure, shortened, whole
 from phaseline.lab.trace import Trace
 from support.lab_records import KINDS, Record
 from support.report_page import Make, block, sections
@@ -169,10 +169,10 @@ def test_a_comparison_shows_each_system_against_the_first(records: dict[str, Rec
     part = block(page(record), "compare")
     reference, other = record["standings"]
     names = [text.text for text in part.find("text", class_="lane")]
-    assert names == [f"{other['system']}, prefill", f"{other['system']}, decode"]
+    assert names == [f"{shortened(other['system'])}, {phase}" for phase in ("prefill", "decode")]
     value = figure(other["prefill_of_reference"]["value"], 3)
     assert f"{value}\u00d7 as fast" in str(part.one("svg", role="img").attributes["aria-label"])
-    assert reference["system"] in part.one("svg", role="img").find("text", class_="axis")[0].text
+    assert reference["system"] in part.one("figcaption").text
 
 
 def test_a_calibration_is_shown_and_lost_events_are_shouted(records: dict[str, Record], page: Make) -> None:

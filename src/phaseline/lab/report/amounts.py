@@ -67,6 +67,12 @@ def share(value: float | None) -> str:
     return NONE if value is None else f"{figure(100 * value, 2 if abs(value) < 0.995 else 3)}{_THIN}%"
 
 
+def shortened(name: str, most: int = 36) -> str:
+    """A name that has room for so many characters: what is too long loses its middle."""
+    ends = (most - 1) // 2
+    return name if len(name) <= most else f"{name[:ends]}\u2026{name[-ends:]}"
+
+
 def count(number: int, one: str, many: str | None = None) -> str:
     """2, "prompt" gives 2 prompts."""
     return f"{whole(number)} {one if number == 1 else many or one + 's'}"

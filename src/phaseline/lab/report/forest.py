@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from phaseline.lab.report.amounts import shortened
 from phaseline.lab.report.markup import Markup, prose, tag
 from phaseline.lab.report.plots import Look
 from phaseline.lab.report.scales import Axis, Tick
@@ -48,7 +49,7 @@ def _row(row: Estimate, axis: Axis, top: int) -> Markup:
     ends = {"x1": _percent(axis, low), "x2": _percent(axis, high)}
     interval = tag("line", **ends, y1=middle, y2=middle, class_=f"whisker {row.look.colour}")
     at = _percent(axis, min(max(row.value, axis.low), axis.high))
-    name = tag("text", row.name, x=0, y=top + _NAME, class_="lane")
+    name = tag("text", shortened(row.name, 48), x=0, y=top + _NAME, class_="lane")
     return tag(
         "g",
         name,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from phaseline.lab.report.amounts import count, seconds
+from phaseline.lab.report.amounts import count, seconds, shortened
 from phaseline.lab.report.markup import Child, Markup, prose, tag
 from phaseline.lab.report.scales import Axis, Tick, time_axis
 from phaseline.lab.trace import Trace
@@ -71,7 +71,7 @@ def _lane(lane: Lane, axis: Axis, top: int) -> Markup:
     ticks = tag("path", d=path, class_="ticks decode")
     return tag(
         "g",
-        tag("text", lane.name, x=0, y=top + _NAME, class_="lane"),
+        tag("text", shortened(lane.name), x=0, y=top + _NAME, class_="lane"),
         tag("line", x1=0, x2="100%", y1=bar + _BAR, y2=bar + _BAR, class_="grid"),
         (_rect(block, axis, 1e3, bar, _BAR) for block in lane.blocks),
         tag("svg", ticks, y=bar, viewBox=f"0 0 1000 {_BAR}", preserveAspectRatio="none", width="100%", height=_BAR)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from phaseline.lab.report.amounts import NONE, TIMES, figure, share, times, whole
+from phaseline.lab.report.amounts import NONE, TIMES, figure, share, shortened, times, whole
 from phaseline.lab.report.fields import Fields
 from phaseline.lab.report.forest import Estimate, forest
 from phaseline.lab.report.markup import Child, Markup, tag
@@ -35,15 +35,16 @@ def _forest(standings: Sequence[Fields]) -> Markup | None:
             key = f"{phase}_of_reference"
             if key not in one:
                 continue
-            ratio, name = one.child(key), f"{one.text('system')}, {phase}"
+            ratio, name = one.child(key), f"{shortened(one.text('system'))}, {phase}"
             low, high = ratio.maybe_positive("low"), ratio.maybe_positive("high")
             told = f"{name}: {times(ratio.positive('value'), 3)} as fast{_interval(low, high)}"
             rows.append(Estimate(name, ratio.positive("value"), low, high, look, told))
     if not rows:
         return None
     ends = [end for row in rows for end in (row.value, row.low, row.high) if end]
-    axis = log_axis(f"speed, times that of {reference}", [*ends, 0.8, 1.25], label=lambda v: f"{figure(v, 1)}{TIMES}")
-    return forest(rows, axis, 1.0, "Right of 1 is faster. Bars are 95% intervals over rounds, both in the same round.")
+    axis = log_axis("speed over that of the reference", [*ends, 0.8, 1.25], label=lambda v: f"{figure(v, 1)}{TIMES}")
+    told = f"Right of 1 is faster than {reference}. Bars are 95% intervals over rounds, both in the same round."
+    return forest(rows, axis, 1.0, told)
 
 
 def _interval(low: float | None, high: float | None) -> str:

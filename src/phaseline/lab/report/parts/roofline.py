@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from phaseline.lab.report.amounts import amount, count, figure, seconds, whole
+from phaseline.lab.report.amounts import amount, count, figure, seconds, shortened, whole
 from phaseline.lab.report.markup import Markup
 from phaseline.lab.report.parts.base import Part, block
 from phaseline.lab.report.plots import DECODE, LEFT, OVER, PREFILL, RIGHT, UNDER, Look, Plot
@@ -96,7 +96,7 @@ class _Point:
 
 def _short(row: Row) -> str:
     if row.system:
-        return row.system
+        return shortened(row.system, 16)
     if row.phase == "prefill":
         return whole(row.tokens)
     return count(row.streams, "stream") if row.streams > 1 else whole(row.context)
