@@ -92,14 +92,16 @@ def test_a_proof_on_our_engine_and_on_a_server(phaseline: Run, tiny: str, tmp_pa
     small = (*QUICK, "--prompt-tokens", "60", "--output-tokens", "9", "--out", str(out))
     with truth_server(Script(steady(0.01, 0.005, 9), wire=Wire(counts="token_ids"))) as server:
         for target, slowdown in (
-            (f"phaseline:{tiny},threads=1,context=2048", "2000"),
-            (f"openai:{server.url},model=truth", "500"),
+            (f"phaseline:{tiny},threads=1,context=2048", "1000"),
+            (f"openai:{server.url},model=truth", "300"),
         ):
             done = phaseline("guard", "prove", target, *small, "--slowdown", slowdown)
-            assert done.returncode in (0, 4) and done.stderr == ""  # a busy machine may hide that nothing was slowed
             record = json.loads(out.read_text())
-            assert [row["injected"] for row in record["results"]] == ["nothing", "prefill", "decode"]
-            assert [row["slower"] for row in record["results"]] == [[], ["prefill"], ["decode"]]
+            nothing, *slowed = record["results"]
+            assert (done.returncode, done.stderr) == (record["status"], "") and nothing["injected"] == "nothing"
+            for row, (injected, other) in zip(slowed, (("prefill", "decode"), ("decode", "prefill")), strict=True):
+                assert row["injected"] == injected and injected in row["slower"]
+                assert row["losses"][injected] > 3 * row["losses"][other]  # a busy machine may slow that one as well
             assert done.stdout.startswith(record["finding"]) and done.stdout.count("refused") >= 2
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from phaseline.cli.main import main
 from support.command import Run
 from support.html_tree import parse
 
@@ -25,9 +26,12 @@ def test_a_page_of_a_record(phaseline: Run, record: Path, tmp_path: Path) -> Non
     assert json.loads(record.read_text())["finding"] in parse(out.read_text(encoding="utf-8")).text
 
 
-def test_the_page_has_a_name_of_its_own_where_none_is_given(phaseline: Run, record: Path, tmp_path: Path) -> None:
-    done = phaseline("report", str(record), str(record), cwd=tmp_path)
-    assert done.stdout.startswith("report.html: 2 records, ")
+def test_the_page_has_a_name_of_its_own_where_none_is_given(
+    record: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", str(record), str(record)]) == 0
+    assert capsys.readouterr().out.startswith("report.html: 2 records, ")
     assert parse((tmp_path / "report.html").read_text(encoding="utf-8")).one("title")
 
 

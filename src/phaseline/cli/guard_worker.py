@@ -30,9 +30,10 @@ class Slowed:
         began = time.perf_counter() if prompt else self._ended
         logits = self._executor.forward(step, pages)
         now = time.perf_counter()
-        self._ended = now + (now - began) * (self._prefill if prompt else self._decode)
-        while time.perf_counter() < self._ended:  # a sleep would last tens of microseconds longer than asked
-            pass
+        end = now + (now - began) * (self._prefill if prompt else self._decode)
+        while now < end:  # a sleep would last tens of microseconds longer than asked
+            now = time.perf_counter()
+        self._ended = now
         return logits
 
 

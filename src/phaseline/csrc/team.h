@@ -9,6 +9,7 @@ namespace phaseline {
 
 class Team {
   public:
+    // Throws std::system_error if the system refuses a thread.
     explicit Team(int threads);
     ~Team();
     Team(const Team&) = delete;
@@ -34,7 +35,9 @@ class Team {
 
   private:
     void work(int thread);
+    void dismiss();
 
+    const int spins_;  // looks at a barrier before a thread sleeps
     std::vector<std::thread> workers_;
     const std::function<void(int)>* job_ = nullptr;
     alignas(64) std::atomic<unsigned> start_{0};  // bumped for each job

@@ -89,9 +89,10 @@ class Engine:
         self._pump()
         with self._lock:
             items, self._unclaimed = self._unclaimed, []
-        for item in items:
-            if isinstance(item, BaseException):
-                raise item
+            failed = next((item for item in items if isinstance(item, BaseException)), None)
+            if failed:  # what else has come is returned by the next call
+                self._unclaimed = [item for item in items if item is not failed]
+                raise failed
         return [item for item in items if isinstance(item, Delta)]
 
     def abort(self, request_id: str) -> None:
@@ -244,11 +245,14 @@ class Engine:
         with block.let_in():  # a plan that is not committed has changed nothing
             logits = self.executor.forward(plan.step, self.scheduler.table.matrix)
         self._score_prompts(plan, logits)
-        samplers = [self._completions[s].sampler for s in plan.sampled]
-        tokens = sample_batch(samplers, logits, [len(s.tokens) for s in plan.sampled], plan.rows)
+        tokens = self._sample(plan, logits)
         chosen = {s: (t, logits[r]) for s, t, r in zip(plan.sampled, tokens, plan.rows, strict=True)}
         for sequence in self.scheduler.commit(plan, tokens):
-            self._advance(sequence, chosen.get(sequence))
+            if sequence in self._completions:  # it is not where another completion of its request has failed
+                try:
+                    self._advance(sequence, chosen.get(sequence))
+                except PhaselineError as error:
+                    self._fail(error, sequence.request.id)
         self.scheduler.observe(plan, time.perf_counter() - began)
 
     @property
@@ -268,13 +272,30 @@ class Engine:
             finally:
                 self._lock.release()
 
-    def _fail(self, error: BaseException) -> None:
-        """End every live request with `error`. The lock is held."""
-        for sequence in self._completions:
-            self.scheduler.abort(sequence.request.id)
-        for sink in {completion.sink for completion in self._completions.values()}:
+    def _fail(self, error: BaseException, only: str | None = None) -> None:
+        """End every live request with `error`, or only the one of that id. The lock is held."""
+        ended = [s for s in self._completions if only in (None, s.request.id)]
+        sinks = {self._completions.pop(sequence).sink for sequence in ended}
+        for request_id in {s.request.id for s in ended}:
+            self.scheduler.abort(request_id)
+        for sink in sinks:
             sink(error)
-        self._completions.clear()
+
+    def _sample(self, plan: Plan, logits: NDArray[Any]) -> list[int]:
+        """A token for each of `plan.sampled`. Where none can be drawn, that request fails, and its token means nothing."""
+        samplers = [self._completions[s].sampler for s in plan.sampled]
+        positions = [len(s.tokens) for s in plan.sampled]
+        try:
+            return sample_batch(samplers, logits, positions, plan.rows)
+        except PhaselineError:  # some row is unfit, and nothing was counted: one by one, to find it
+            tokens = []
+            for sequence, sampler, row, position in zip(plan.sampled, samplers, plan.rows, positions, strict=True):
+                try:
+                    tokens.append(sampler.sample(logits[row], position))
+                except PhaselineError as error:
+                    self._fail(error, sequence.request.id)
+                    tokens.append(0)
+            return tokens
 
     def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
         if isinstance(prompt, str):

@@ -6,7 +6,7 @@ from phaseline.engine.engine import Engine
 from phaseline.engine.memory import fit
 from phaseline.engine.policy import ItlBudget, policy_named
 from phaseline.engine.scheduler import Scheduler
-from phaseline.errors import RequestError, UnsupportedError
+from phaseline.errors import FileFormatError, PhaselineError, RequestError, UnsupportedError
 from phaseline.execute.base import Executor
 from phaseline.execute.host import usable_cores
 from phaseline.execute.native import KV_TYPES, NativeExecutor
@@ -68,8 +68,15 @@ def load(
         raise UnsupportedError("numerics reference runs in numpy: it has no mode eager or layer and no level")
     with open_gguf(resolve(str(model))) as opened:
         file: ModelFile = opened if weights is None else RecodedFile(opened, weights)
-        program = model_program(file)[1]
-        tokenizer = Tokenizer.from_metadata(file.metadata)
+        try:
+            program = model_program(file)[1]
+            tokenizer = Tokenizer.from_metadata(file.metadata)
+        except PhaselineError as error:
+            raise type(error)(f"{file.path}: {error}") from None
+        if tokenizer.vocab_size != program.vocab:
+            raise FileFormatError(
+                f"{file.path}: the tokenizer has {tokenizer.vocab_size} tokens, the model {program.vocab}"
+            )
         room = fit(
             program,
             context=context,

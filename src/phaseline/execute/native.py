@@ -1,5 +1,6 @@
 """A program made native: weights packed, memory planned, every step one call into the kernels."""
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phaseline import _native
-from phaseline.errors import CapacityError, UnsupportedError
+from phaseline.errors import CapacityError, PhaselineError, UnsupportedError
 from phaseline.execute.arena import plan_columns
 from phaseline.execute.base import step_arrays
 from phaseline.files.base import ModelFile
@@ -71,7 +72,11 @@ class NativeExecutor:
         self.mode = mode
         self.max_rows = max_rows
         self._pages = pages
-        self.team = _native.Team(threads)
+        self._process = os.getpid()
+        try:
+            self.team = _native.Team(threads)
+        except RuntimeError as error:  # std::system_error
+            raise CapacityError(f"{threads} threads cannot be created: {error}; ask for fewer with --threads") from None
         self._pool = Pool(padded_state(program.state), pages, self.page_size, KV_TYPES[kv_type])
         self._plan = _native.Plan(self.team, self.level, max_rows, max_wanted or max_rows)
         self._build(file)
@@ -97,6 +102,8 @@ class NativeExecutor:
     def _forward(
         self, step: Step, pages: NDArray[np.int32], seconds: NDArray[np.float64] | None
     ) -> NDArray[np.float32]:
+        if os.getpid() != self._process:
+            raise PhaselineError("a forked process has none of its parent's threads: load the model after forking")
         tokens, segments, wanted = step_arrays(step)
         if len(tokens) > self.max_rows:
             raise CapacityError(f"a step of {len(tokens)} rows exceeds the {self.max_rows} this executor was made for")
