@@ -105,6 +105,20 @@ def test_a_proof_on_our_engine_and_on_a_server(phaseline: Run, tiny: str, tmp_pa
             assert done.stdout.startswith(record["finding"]) and done.stdout.count("refused") >= 2
 
 
+def test_servers(phaseline: Run, tmp_path: Path) -> None:
+    def script(gap: float, text: str = "tok ") -> Script:
+        return Script(steady(0.005, gap, 9), wire=Wire(counts="token_ids", token_text=text))
+
+    with truth_server(script(0.004)) as base, truth_server(script(0.02)) as slow, truth_server(script(0.004, "x")) as odd:
+        targets = [f"openai:{server.url},model=truth" for server in (base, slow, odd)]
+        done = phaseline("guard", "check", targets[0], targets[1], *QUICK, "--json")
+        record = json.loads(done.stdout)
+        assert done.returncode == 1 and "slower" in {r["verdict"] for r in record["results"] if r["phase"] == "decode"}
+        assert all(len(run["traces"]) == 1 for made in record["replicates"] for run in made.values())
+        done = phaseline("guard", "check", targets[0], targets[2], *QUICK)
+        assert done.returncode == 3 and "from character 1 on" in done.stdout
+
+
 def test_ctrl_c_keeps_what_was_measured(start: Start, tmp_path: Path) -> None:
     out = tmp_path / "check.json"
     marks = tmp_path / "marks"

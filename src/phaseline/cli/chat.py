@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -25,8 +25,9 @@ _HELP = """\
 /reset        forget the conversation, but not what /system set
 /system TEXT  set the system message for all turns; without TEXT, remove it
 /stats        what the conversation amounts to so far
-/quit         leave; so do Ctrl-D, and Ctrl-C where a message is awaited
-Ctrl-C stops an answer. A line that begins with a space is a message, whatever follows."""
+/quit         leave; so do Ctrl-D, and Ctrl-C twice where a message is awaited
+Ctrl-C stops an answer. All other lines are messages, and so is a command behind a space."""
+_COMMANDS = tuple(line.split()[0] for line in _HELP.splitlines() if line.startswith("/")) + ("/help",)
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -50,19 +51,16 @@ def run(args: argparse.Namespace) -> int:
     from phaseline.cli.facts import answer_facts, check_out, emit
 
     check_out(args)
+    if sys.stdin is None:
+        raise RequestError("standard input is closed: chat reads messages from it")
     params = sampling_params(args)
 
     from phaseline.engine.load import load
 
     with closing(load(args.model, **load_options(args))) as engine:
         conversation = Conversation(engine, params, sys.stderr if args.json else sys.stdout)
-        with suppress(KeyboardInterrupt):  # where no answer is on its way, Ctrl-C leaves
-            for line in _lines(asking=not args.json and sys.stdin.isatty() and sys.stdout.isatty()):
-                if line.startswith("/"):
-                    if not conversation.obey(line):
-                        break
-                elif line.strip():
-                    conversation.say(line.strip())
+        with suppress(KeyboardInterrupt):
+            _converse(conversation, asking=not args.json and sys.stdin.isatty() and sys.stdout.isatty())
         if sys.stdout.isatty():
             print()  # the shell's prompt then begins a line
         if args.json or args.out:
@@ -70,17 +68,31 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _lines(*, asking: bool) -> Iterator[str]:
-    """Lines of standard input, edited with readline at a terminal."""
+def _converse(conversation: "Conversation", *, asking: bool) -> None:
+    """Take line after line of standard input, edited with readline at a terminal, until the last.
+
+    Where no answer is on its way Ctrl-C says how to leave, as it may have been meant for an answer that had just ended;
+    a second one in a row leaves.
+    """
     if asking:
         import readline  # noqa: F401 (lends its editing to input)
 
         print("/help lists the commands, Ctrl-D leaves.", file=sys.stderr)
     # A byte that is not UTF-8 then reaches the tokenizer, which refuses it by name.
     sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")  # type: ignore[union-attr]
-    with suppress(EOFError):
-        while True:
-            yield input("> " if asking else "")
+    more, warned = True, False
+    while more:
+        try:
+            line = input("> " if asking else "")
+            with deferred_interrupts() as stopped:
+                warned, more = False, conversation.take(line, stopped)
+        except EOFError:
+            more = False
+        except KeyboardInterrupt:
+            if warned:
+                raise
+            warned = True
+            _tell(f"{chr(10) * asking}press Ctrl-C again or Ctrl-D to leave")
 
 
 class Conversation:
@@ -94,43 +106,50 @@ class Conversation:
         self._messages: list[dict[str, str]] = []
         self._turns: list[dict[str, Any]] = []
 
-    def say(self, text: str) -> None:
-        """Answer a message. Ctrl-C stops the answer, which stays in the conversation as far as it came.
+    def take(self, line: str, stopped: Callable[[], bool]) -> bool:
+        """Carry out a command or answer a message; False if it was the last. `stopped` ends an answer where it is."""
+        if line.startswith(_COMMANDS) and line.split()[0] in _COMMANDS:
+            return self._obey(line)
+        if line.strip():
+            self._say(line.strip(), stopped)
+        return True
+
+    def _say(self, text: str, stopped: Callable[[], bool]) -> None:
+        """Answer a message. The answer stays in the conversation as far as it came.
 
         A message that can't be answered is not kept, and the reason is told.
         """
         from phaseline.cli.answer import answer, answer_record, summary
 
         self._messages.append({"role": "user", "content": text})
-        with deferred_interrupts() as stopped:
-            try:
-                prompt = self._engine.chat_prompt(self._system + self._messages)
-                generation = answer(self._engine, prompt, self._params, self._show, stopped=stopped)
-            except (RequestError, CapacityError) as error:
-                self._messages.pop()
-                full = isinstance(error, CapacityError)
-                _tell(f"your message was not kept: {error}{'; /reset begins anew' if full else ''}")
-                return
+        try:
+            prompt = self._engine.chat_prompt(self._system + self._messages)
+            generation = answer(self._engine, prompt, self._params, self._show, stopped=stopped)
+        except (RequestError, CapacityError) as error:
+            self._messages.pop()
+            full = isinstance(error, CapacityError)
+            _tell(f"your message was not kept: {error}{'; /reset begins anew' if full else ''}")
+            return
         self._show("\n")
         _tell(summary(generation))
         self._messages.append({"role": "assistant", "content": generation.text})
         self._turns.append(answer_record(generation))
 
-    def obey(self, line: str) -> bool:
+    def _obey(self, line: str) -> bool:
         """Carry out a command; False if it is the last."""
-        command, _, text = line.partition(" ")
+        command, *text = line.split(maxsplit=1)
         if command == "/quit":
             return False
         if command == "/reset":
             self._messages.clear()
             _tell("a new conversation")
         elif command == "/system":
-            self._system = [{"role": "system", "content": text.strip()}] if text.strip() else []
+            self._system = [{"role": "system", "content": text[0].strip()}] if text else []
             _tell("system message set" if self._system else "no system message")
         elif command == "/stats":
             _tell(self._stats())
         else:
-            _tell(_HELP if command == "/help" else f"there is no command {command}; /help lists them")
+            _tell(_HELP)
         return True
 
     def record(self) -> dict[str, Any]:
@@ -143,13 +162,17 @@ class Conversation:
         cached = sum(turn["cached_tokens"] for turn in self._turns)
         used = len(self._engine.chat_prompt(self._system + self._messages)) if self._messages else 0
         return (
-            f"{len(self._turns)} answers of {written} tokens; {read} prompt tokens, {cached} of them cached; "
-            f"the conversation takes {used} of {self._engine.scheduler.context} positions"
+            f"{_count(len(self._turns), 'answer')} of {_count(written, 'token')}; {_count(read, 'prompt token')}, {cached} of them cached; "
+            f"the conversation takes {used} of {_count(self._engine.scheduler.context, 'position')}"
         )
 
     def _show(self, piece: str) -> None:
         self._screen.write(piece)
         self._screen.flush()
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _tell(text: str) -> None:

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from phaseline.cli import calculate
-from phaseline.cli.options import add_common_options, add_memory_options, add_output_options
+from phaseline.cli.options import add_common_options, add_memory_options, add_output_options, sampling_params
 from phaseline.errors import CapacityError, RequestError
 
 if TYPE_CHECKING:
@@ -48,6 +48,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(args: argparse.Namespace) -> int:
     """Print the priced program and what fits, or with `--json` the record; with `--hardware` bounds instead."""
+    sampling_params(args)  # refuses a seed that no request could have
+    if args.threads is not None:
+        _check("threads", args.threads, 512)
     if args.hardware is not None:
         return calculate.run(args)
     from phaseline.cli.facts import check_out, emit, read_model

@@ -2,6 +2,8 @@
 
 import argparse
 import math
+import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +18,26 @@ if TYPE_CHECKING:
 
 def check_out(args: argparse.Namespace) -> None:
     """Refuse a record's destination before the work is done that it is to hold."""
-    folder = args.out.parent if args.out else Path()
-    if not folder.is_dir():
-        raise PhaselineError(f"cannot write the record to {args.out}: there is no folder {folder}")
+    if args.out is None:
+        return
+    try:
+        reason = _obstacle(args.out)
+    except OSError as error:
+        reason = str(error.strerror)
+    if reason:
+        raise PhaselineError(f"cannot write the record to {args.out}: {reason}")
+
+
+def _obstacle(out: Path) -> str | None:
+    """Why no file can be put at `out`. Raises OSError where the system says so."""
+    if out.is_dir():
+        return "it is a folder"
+    if out.exists() and not out.is_file():  # a device or a pipe: written to, not replaced
+        return None if os.access(out, os.W_OK) else "it is not writable"
+    if not out.parent.is_dir():
+        return f"there is no folder {out.parent}"
+    with tempfile.NamedTemporaryFile(dir=out.resolve().parent, prefix=f".{out.name}."):  # as the record's draft
+        return None
 
 
 def emit(args: argparse.Namespace, record: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from phaseline.cli.options import add_engine_options, add_model, add_output_options, load_options
+from phaseline.cli.options import add_engine_options, add_model, add_output_options, load_options, sampling_params
 from phaseline.cli.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
     from phaseline.lab.systems.phaseline import PhaselineSystem
 
     check_out(args)
+    sampling_params(args)  # refuses a seed that no request could have
     options = load_options(args)
     only = options.pop("mode", None)  # the engine is loaded for all of them
     with closing(load(args.model, **options)) as engine, progress_bar() as progress:
@@ -59,9 +60,11 @@ def run(args: argparse.Namespace) -> int:
         if args.ops:
             system.configure("chunk", chunk)
             record |= measure_ops(system, chunk=chunk, seed=args.seed or 0, kv_bytes=kv_bytes, progress=progress)
-    emit(args, record)  # first of all: it cost the time
-    if not args.json:
-        _print(record)
+    try:
+        emit(args, record)  # first of all: it cost the time
+    finally:  # the table is not lost where the record is
+        if not args.json:
+            _print(record)
     return 0
 
 

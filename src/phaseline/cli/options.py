@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 MODES = ("walk", "eager", "layer", "chunk")
 NUMERICS = ("fast", "invariant", "reference")
 _UNITS = {"B": 1} | {
-    f"{prefix}{i}B": (1024 if i else 1000) ** power for power, prefix in enumerate("KMGT", 1) for i in ("", "i")
+    f"{prefix}{end}": (1000 if end == "B" else 1024) ** power
+    for power, prefix in enumerate("KMGT", 1)
+    for end in ("B", "iB", "")
 }
 _LOAD = ("threads", "chunk", "mode", "numerics", "context", "memory", "kv_type", "level", "itl_budget_ms")
 _SAMPLING = (
@@ -37,7 +39,7 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
 def add_memory_options(parser: argparse._ArgumentGroup) -> None:
     """What decides whether a model fits."""
     parser.add_argument("--chunk", type=int, metavar="N", default=512, help="most prompt tokens per step (512)")
-    parser.add_argument("--memory", type=size, metavar="SIZE", help="most that is taken, e.g. 4GiB (all there is)")
+    parser.add_argument("--memory", type=size, metavar="SIZE", help="most that is taken: 4GiB, or 4G for short (all there is)")
     parser.add_argument("--kv-type", choices=("bf16", "f32"), default="bf16", help="of keys and values (bf16)")
 
 
@@ -99,7 +101,7 @@ def sampling_params(args: argparse.Namespace) -> "SamplingParams":
 
 
 def size(text: str) -> int:
-    """Bytes that a text such as 4GiB, 1.5GB or 100000 stands for."""
+    """Bytes that a text such as 4GiB, 4G (the same), 1.5GB or 100000 stands for."""
     match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,18})?) ?([A-Za-z]*)", text, re.ASCII)
     unit = next((u for u in _UNITS if match and u.lower() == (match[2] or "B").lower()), None)
     if match is None or unit is None:

@@ -3,6 +3,8 @@
 import argparse
 import json
 
+from phaseline.cli.progress import progress_bar
+
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Register `pull` and its options."""
@@ -11,29 +13,18 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="fetch a model into the cache",
         description="Fetch a model, check it and keep it in the cache. An interrupted pull is resumed by the next.",
     )
-    parser.add_argument("model", help="a known name (smollm2), a URL of a .gguf file, or hf:owner/repo/file.gguf")
+    parser.add_argument("model", metavar="MODEL", help="a known name (smollm2), a URL of a .gguf file, or hf:owner/repo/file.gguf")
     parser.add_argument("--json", action="store_true", help="print name, path, bytes, sha256 and licence as JSON")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Pull `args.model`; the progress bar goes to standard error, the result to standard output."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
     from phaseline.files import zoo
 
     model = zoo.lookup(args.model)
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(model.name, total=None)
-        path = zoo.pull(args.model, progress=lambda done, total: bar.update(task, completed=done, total=total))
+    with progress_bar(model.name, of_bytes=True) as progress:
+        path = zoo.pull(args.model, progress=lambda done, total: progress(done, total, model.name))
     size = path.stat().st_size
     if args.json:
         sha256 = model.sha256 or zoo.sha256_of(path)

@@ -1,6 +1,7 @@
 """`phaseline run`: answer one prompt."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Register `run` and its options."""
     parser = subparsers.add_parser(
         "run",
+        any_order=True,
         help="answer one prompt",
         description="Answer one prompt: the text to standard output as it comes, then one line of figures to standard "
         "error. The prompt is put into the file's chat template where it has one.",
@@ -63,16 +65,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _read(prompt: str, *, raw: bool) -> str:
-    """The prompt's text. RequestError if there is none, or if standard input is not UTF-8."""
-    if prompt == "-":
-        try:
-            prompt = sys.stdin.buffer.read().decode()
-        except UnicodeDecodeError as error:
-            raise RequestError(f"standard input is not UTF-8: {error}") from None
-        prompt = prompt if raw else prompt.removesuffix("\n")  # the line's end is not part of a message
-    if not prompt:
+    """The prompt's text. RequestError if there is none, or if it is not UTF-8."""
+    piped = prompt == "-"
+    if piped and sys.stdin is None:
+        raise RequestError("the prompt is -, but standard input is closed")
+    try:
+        text = (sys.stdin.buffer.read() if piped else os.fsencode(prompt)).decode()
+    except UnicodeError as error:
+        raise RequestError(f"{'standard input' if piped else 'the prompt'} is not UTF-8: {error}") from None
+    if piped and not raw:
+        text = text.removesuffix("\n")  # the line's end is not part of a message
+    if not text:
         raise RequestError("the prompt is empty: at least one character is needed")
-    return prompt
+    return text
 
 
 def _encode(engine: "Engine", text: str, *, raw: bool) -> Sequence[int]:

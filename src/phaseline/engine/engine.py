@@ -282,7 +282,7 @@ class Engine:
             sink(error)
 
     def _sample(self, plan: Plan, logits: NDArray[Any]) -> list[int]:
-        """A token for each of `plan.sampled`. Where none can be drawn, that request fails, and its token means nothing."""
+        """A token for each of `plan.sampled`. Where none can be drawn, that request fails; its token means nothing."""
         samplers = [self._completions[s].sampler for s in plan.sampled]
         positions = [len(s.tokens) for s in plan.sampled]
         try:
