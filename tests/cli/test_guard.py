@@ -109,7 +109,8 @@ def test_servers(phaseline: Run, tmp_path: Path) -> None:
     def script(gap: float, text: str = "tok ") -> Script:
         return Script(steady(0.005, gap, 9), wire=Wire(counts="token_ids", token_text=text))
 
-    with truth_server(script(0.004)) as base, truth_server(script(0.02)) as slow, truth_server(script(0.004, "x")) as odd:
+    scripts = script(0.004), script(0.02), script(0.004, "x")
+    with truth_server(scripts[0]) as base, truth_server(scripts[1]) as slow, truth_server(scripts[2]) as odd:
         targets = [f"openai:{server.url},model=truth" for server in (base, slow, odd)]
         done = phaseline("guard", "check", targets[0], targets[1], *QUICK, "--json")
         record = json.loads(done.stdout)

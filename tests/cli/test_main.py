@@ -16,7 +16,7 @@ from phaseline import __version__
 from phaseline.cli import options
 from phaseline.cli.main import main
 from phaseline.engine import load
-from support.command import Run
+from support.command import COMMAND, Run
 
 
 def test_version_names_the_instruction_set_in_use(phaseline: Run) -> None:
@@ -43,6 +43,51 @@ def test_help_waits_for_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, encoding="utf-8", timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+PRESS = """
+import signal, sys
+
+class Press:
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[1]:
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Press())
+from phaseline.cli.main import main
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("module", ["argparse", "phaseline.cli.run", "numpy"])
+def test_interrupted_while_the_program_is_still_being_imported(plain: str, module: str) -> None:
+    command = [sys.executable, "-c", PRESS, module, "run", plain, "text"]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.parametrize("command", [("run", "PLAIN", "-"), ("chat", "TINY")])
+def test_a_closed_input_is_told_in_one_line(places: Mapping[str, str], command: tuple[str, ...]) -> None:
+    done = _redirected("<&-", *(places.get(arg, arg) for arg in command))
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "standard input is closed" in done.stderr
+
+
+@pytest.mark.parametrize("command", [("--help",), ("run", "PLAIN", "text", "--json"), ("explain", "PLAIN")])
+def test_a_closed_output_is_told_in_one_line(places: Mapping[str, str], command: tuple[str, ...]) -> None:
+    done = _redirected(">&-", *(places.get(arg, arg) for arg in command))
+    assert done.returncode == 2
+    assert done.stderr == "phaseline: error: standard output is closed\n"
+
+
+def test_a_closed_error_stream_hides_only_what_would_go_there(places: Mapping[str, str]) -> None:
+    assert _redirected("2>&-", "run", places["PLAIN"], "text", "--max-tokens", "-1").stdout == ""
+    assert _redirected("2>&-", "run", places["PLAIN"], "text", "--max-tokens", "2").returncode == 0
+
+
+def _redirected(redirection: str, *args: str) -> "subprocess.CompletedProcess[str]":
+    shell = ["sh", "-c", f'"$@" {redirection}', "sh", *COMMAND, *args]
+    return subprocess.run(shell, capture_output=True, encoding="utf-8", timeout=60, stdin=subprocess.DEVNULL)
 
 
 REFUSED = [
@@ -75,13 +120,23 @@ REFUSED = [
     (("run", "TINY", "--ids", ""), "prompt = []"),
     (("run", "TINY", ""), "empty"),
     (("run", "TINY", "a much longer text", "--context", "8"), "the context holds 8 tokens"),
-    (("run", "TINY", "\udcff"), "not valid Unicode"),
+    (("run", "TINY", "\udcff"), "the prompt is not UTF-8"),
+    (("run", "TINY", "--ids", "-1,2"), "prompt[0] = -1"),
+    (("run", "TINY", "text", "--raw", "more"), "more"),
+    (("run", "TINY", "--max-tokens", "--raw", "text"), "--max-tokens"),
+    (("run", "TINY", "text", "--out", ""), "folder"),
+    (("run", "TINY", "text", "--out", "/"), "folder"),
+    (("measure", "TINY", "--out", "/proc/record.json"), "/proc/record.json"),
     (("run", "missing.gguf", "text"), "missing.gguf"),
     (("run", "no such\nname", "text"), "no such"),
     (("run", "TRUNCATED", "text"), "cut short.gguf"),
     (("chat", "PLAIN"), "no chat template"),
     (("explain", "TINY", "--context", "131072"), "context = 131072"),
     (("explain", "TINY", "--batch", "0"), "batch = 0"),
+    (("explain", "TINY", "--seed", "-1"), "seed = -1"),
+    (("explain", "TINY", "--threads", "-3"), "threads = -3"),
+    (("measure", "TINY", "--seed", "-1"), "seed = -1"),
+    (("measure", "TINY", "--threads", "-3"), "threads = -3"),
     (("explain", "TRUNCATED"), "cut short.gguf"),
     (("measure", "TINY", "--numerics", "reference"), "reference"),
     (("pull", "unheard-of"), "'unheard-of'"),
@@ -142,12 +197,15 @@ def test_choices_are_those_of_load() -> None:
     assert (options.MODES, options.NUMERICS) == (load.MODES, load.NUMERICS)
 
 
-@given(st.integers(0, 10**6), st.sampled_from([("", 1), ("B", 1), ("kb", 1000), ("KiB", 1024), ("GiB", 1 << 30)]))
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from([("", 1), ("B", 1), ("kb", 1000), ("KiB", 1024), ("k", 1024), ("G", 1 << 30)]),
+)
 def test_a_size_is_a_number_of_units(count: int, unit: tuple[str, int]) -> None:
     assert options.size(f"{count}{unit[0]}") == count * unit[1]
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1", "1e3", "4 G", "nan", "4XB", "1.", "4²"])
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "1e3", "4  G", "nan", "4XB", "1.", "4²"])
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ArgumentTypeError, match="not a size"):
         options.size(text)

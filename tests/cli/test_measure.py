@@ -1,11 +1,12 @@
 """`phaseline measure`: the table and the record."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from support.command import Run
+from support.command import COMMAND, ENVIRONMENT, Run
 
 ROW = {
     *("phase", "mode", "tokens", "context", "streams", "chunk", "seconds"),
@@ -40,6 +41,20 @@ def test_the_table_and_the_record_of_one_measurement(phaseline: Run, plain: str,
     assert any(line.startswith("ceilings: ") for line in lines)
     for ratio in record["phase_ratios"]:
         assert any(line.startswith(f"{ratio['mode']}: ") and " times decode's " in line for line in lines)
+
+
+def test_the_table_outlives_a_record_that_cannot_be_written(phaseline: Run, plain: str) -> None:
+    done = phaseline("measure", plain, "--repeats", "1", "--threads", "1", "--out", "/dev/full")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and "No space left" in done.stderr
+    assert "\nceilings: " in done.stdout and "prefill" in done.stdout
+
+
+def test_a_table_in_ascii(plain: str) -> None:
+    command = [*COMMAND, "measure", plain, "--repeats", "1", "--threads", "1"]
+    environment = ENVIRONMENT | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, env=environment, capture_output=True, encoding="ascii", timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "medians ? median deviations" in done.stdout
 
 
 def test_json_is_all_there_is_on_standard_output(phaseline: Run, plain: str) -> None:

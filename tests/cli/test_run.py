@@ -2,6 +2,7 @@
 
 import json
 import signal
+import subprocess
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from support.command import Run, Start
+from support.command import COMMAND, ENVIRONMENT, Run, Start
 
 KEYS = {
     *("text", "token_ids", "prompt_token_ids", "finish_reason"),
@@ -65,6 +66,40 @@ def test_the_template_is_applied_unless_raw(record: Any) -> None:
     framed = record(PROMPT, "--max-tokens", "1")["prompt_token_ids"]
     spelt_out = record(f"user: {PROMPT}\nassistant: ", "--raw", "--max-tokens", "1")["prompt_token_ids"]
     assert framed == spelt_out != raw
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("TINY", "--raw", PROMPT),
+        ("--raw", "TINY", PROMPT),
+        ("--raw", "TINY", "--max-tokens", "0", PROMPT),
+        ("TINY", "--raw", "-"),
+        ("TINY", "--raw", "--", PROMPT),
+        ("--raw", "--", "TINY", PROMPT),
+    ],
+)
+def test_options_may_stand_anywhere(phaseline: Run, record: Any, tiny: str, words: tuple[str, ...]) -> None:
+    placed = (tiny if word == "TINY" else word for word in words)
+    done = phaseline("run", "--json", "--max-tokens", "0", *placed, input=PROMPT)
+    assert (done.returncode, done.stderr) == (0, "")
+    given = record(PROMPT, "--raw", "--max-tokens", "0")["prompt_token_ids"]
+    assert json.loads(done.stdout)["prompt_token_ids"] == given
+
+
+def test_behind_two_dashes_a_prompt_may_look_like_an_option(phaseline: Run, record: Any, tiny: str) -> None:
+    given = record("-", "--max-tokens", "0", input="--raw")["prompt_token_ids"]
+    done = phaseline("run", tiny, "--max-tokens", "0", "--json", "--", "--raw")
+    assert json.loads(done.stdout)["prompt_token_ids"] == given
+    assert record("--max-tokens", "0", "-1")["prompt_token_ids"] != given  # a negative number is no option
+
+
+def test_what_the_encoding_lacks_is_a_question_mark(plain: str) -> None:
+    environment = ENVIRONMENT | {"PYTHONIOENCODING": "ascii"}
+    command = [*COMMAND, "run", plain, PROMPT, "--max-tokens", "40", "--ignore-eos"]
+    done = subprocess.run(command, env=environment, capture_output=True, encoding="ascii", timeout=60)
+    assert (done.returncode, done.stderr.count("\n")) == (0, 1)
+    assert "?" in done.stdout
 
 
 def test_a_file_without_template_gets_the_text_as_it_is(phaseline: Run, plain: str) -> None:

@@ -1,5 +1,6 @@
 """The engine's doors: what a request brings, what is refused, and that the others never notice."""
 
+import asyncio
 import math
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 
 from phaseline.engine.engine import Engine, Generation
 from phaseline.engine.types import Delta, FinishReason, Request, SamplingParams, TokenLogprob
-from phaseline.errors import CapacityError, RequestError
+from phaseline.errors import CapacityError, PhaselineError, RequestError
 from phaseline.execute.reference import ReferenceExecutor
 from phaseline.families import model_program
 from phaseline.files.gguf import open_gguf
@@ -59,6 +60,24 @@ def test_text_ids_and_several_prompts(engine: Engine) -> None:
     assert [each.token_ids for each in several] == [words.token_ids, others.token_ids]
     assert len(words.token_times_s) == 8 and words.token_times_s == sorted(words.token_times_s)
     assert_idle(engine)
+
+
+def test_ids_in_numpys_types(engine: Engine) -> None:
+    expected = engine.generate([5, 6, 7], params()).token_ids
+    row = np.array([5, 6, 7])
+    for prompt in (row, row.astype(np.uint16), list(row), (5, np.int32(6), 7), range(5, 8)):
+        answer = engine.generate(prompt, params())
+        assert answer.token_ids == expected and {*map(type, answer.prompt_token_ids)} == {int}
+    for prompts in ([row, row], np.stack([row, row]), [[5, 6, 7], row]):
+        assert [each.token_ids for each in engine.generate(prompts, params())] == [expected] * 2
+
+
+def test_an_engine_closes_with_its_block(model: Path) -> None:
+    with make_engine(model) as engine:
+        assert engine.context == engine.scheduler.context
+        engine.generate([5, 6], params(1))
+    with pytest.raises(PhaselineError, match="closed"):
+        engine.generate([5, 6], params(1))
 
 
 def test_deltas_join_to_the_answer(engine: Engine) -> None:
@@ -216,10 +235,53 @@ def test_a_prompt_larger_than_the_pool_is_refused_and_the_largest_is_served(mode
         engine.submit(Request("fits", [5] * 127))
 
 
-@pytest.mark.parametrize("prompt", [[], "", [5, VOCAB], [-1], [5, True], [1.5], np.array([5, 6]), [5, "a"], [[]]])
+@pytest.mark.parametrize("prompt", [[], "", [5, VOCAB], [-1], [5, True], [1.5], np.array([5.0, 6.0]), [5, "a"], [[]]])
 def test_prompts_that_are_not_token_ids_are_refused(engine: Engine, prompt: Any) -> None:
     with bystander(engine), pytest.raises(RequestError, match="prompt"):
         engine.generate(prompt)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        None,
+        5,
+        b"text",
+        bytearray(b"text"),
+        [b"text"],
+        {5},
+        {5: 6},
+        (t for t in [5]),
+        np.array(5),
+        ["a", 5],
+        [[5], None],
+    ],
+)
+def test_prompts_of_other_types_are_refused(engine: Engine, prompt: Any) -> None:
+    with bystander(engine), pytest.raises(RequestError, match=r"^prompt = .*: must be text, a list or array"):
+        engine.generate(prompt)
+    with bystander(engine), pytest.raises(RequestError, match=r"^prompt"):
+        asyncio.run(anext(engine.stream(prompt)))
+    with bystander(engine), pytest.raises(RequestError, match=r"^prompt"):
+        engine.submit(Request("z", prompt))
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_tokens": 4}, 5, "text"])
+def test_settings_of_other_types_are_refused(engine: Engine, settings: Any) -> None:
+    with bystander(engine), pytest.raises(RequestError, match=r"^params = "):
+        engine.generate([5, 6], settings)
+    with bystander(engine), pytest.raises(RequestError, match=r"^params = "):
+        asyncio.run(anext(engine.stream([5, 6], settings)))
+    with bystander(engine), pytest.raises(RequestError, match=r"^params = "):
+        engine.submit(Request("z", [5, 6], settings))
+
+
+def test_an_immense_text_is_refused_before_it_is_tokenised(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "the tent " * 200_000
+    monkeypatch.setattr(type(engine.tokenizer), "encode", lambda *_: pytest.fail("tokenised"))
+    for door in (engine.generate, lambda text: asyncio.run(anext(engine.stream(text)))):
+        with pytest.raises(CapacityError, match=rf"prompt of at least \d+ tokens.*the context holds {CONTEXT}"):
+            door(text)
 
 
 @pytest.mark.parametrize(

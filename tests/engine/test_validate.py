@@ -50,11 +50,23 @@ EDGES = {  # field: accepted values at the edges, refused values just past them
     "logprobs": ([None, 0, 20], [21]),
     "prompt_logprobs": ([None, 0, 20], [21]),
     "ignore_eos": ([True, False], [1, None]),
-    "stop": ([(), ["a"], ["a"] * 16], ["abc", [""], ["a", ""], ["a"] * 17, [1]]),
-    "stop_ids": ([(), [0, 99]], [[100], [-1], [True], ["1"], [1.0]]),
+    "stop": ([(), ["a"], ["a"] * 16], ["abc", [""], ["a", ""], ["a"] * 17, [1], None, 5, {"a"}]),
+    "stop_ids": ([(), [0, 99]], [[100], [-1], [True], ["1"], [1.0], None, 5, "a", b"a", {5}]),
     "logit_bias": (
         [{}, {0: -100, 99: 100.0}],
-        [{100: 0}, {-1: 0}, {True: 0}, {"1": 0}, {1: 101}, {1: -math.inf}, {1: math.nan}, {1: None}],
+        [
+            {100: 0},
+            {-1: 0},
+            {True: 0},
+            {"1": 0},
+            {1: 101},
+            {1: -math.inf},
+            {1: math.nan},
+            {1: None},
+            None,
+            5,
+            [(1, 1.0)],
+        ],
     ),
 }
 
@@ -78,12 +90,21 @@ def test_refused_past_the_edge(field: str, value: Any) -> None:
         ([-1], r"prompt\[0\] = -1"),
         ([True], r"prompt\[0\] = True"),
         ([1, 2.0], r"prompt\[1\] = 2.0"),
-        ("text", r"prompt\[0\] = 't'"),
+        ("text", r"prompt = 'text': must be a list of token ids"),
+        (b"text", r"prompt = b'text': must be a list of token ids"),
+        (None, "prompt = None: must be a list of token ids"),
+        (5, "prompt = 5: must be a list of token ids"),
     ],
 )
 def test_prompts_are_token_ids(prompt: Any, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         check(prompt)
+
+
+@pytest.mark.parametrize("params", [None, {"max_tokens": 1}, 5])
+def test_params_are_sampling_params(params: Any) -> None:
+    with pytest.raises(RequestError, match=r"^params = .*: must be SamplingParams"):
+        validate(Request("r", [1], params), vocab=VOCAB, context=CONTEXT)
 
 
 @pytest.mark.parametrize(("name", "salt", "field"), [("", b"", "id"), (7, b"", "id"), ("r", "text", "salt")])

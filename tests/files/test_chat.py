@@ -1,5 +1,6 @@
 """Chat templates against transformers' rendering, and templates that misbehave."""
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,10 @@ CONVERSATION = [
     {"role": "user", "content": "{% raw %}é🦙"},
 ]
 TEMPLATES = [
+    "{{ 'a' ~ 1 ~ none ~ messages[0].role }}{{ messages[1:] | length }}{{ 'abc'[::-1] }}{{ [1, 2] + [3] }}{{ 7 % 3 }}"
+    "{{ '%s-%5.1f|' % ('x', 2) }}{{ '{:>4}{a}'.format(1, a=2) }}{{ messages | map(attribute='role') | join(', ') }}"
+    "{{ 'a,b'.split(',') | join(d='+') }}{{ 'ab'.replace('a', 'c') | indent(2, true) | center(9) }}{{ 2 ** 10 }}"
+    "{% set x %}[{{ messages[0].content | trim | length }}]{% endset %}{{ x * 2 }}{{ {'a': 1}.items() | list }}",
     "{{ bos_token }}{% for m in messages %}\n  {% if m.role == 'user' %}\n[{{ m['content'] | trim }}]{% endif %}\n"
     "  {%- if loop.last %}{{ eos_token }}{% endif %}\n{% endfor %}",
     "{{ messages | tojson }}{{ messages | tojson(indent=2) }}{{ {'b': '<é>', 'a': 1} | tojson(sort_keys=true) }}",
@@ -113,6 +118,65 @@ LONG = "{% for i in 'x' * 99999 %}"
 )
 def test_a_runaway_template_is_stopped(template: str, reason: str) -> None:
     with pytest.raises(RequestError, match=f"chat template failed: .*{reason}"):
+        render_chat(with_template(template), CONVERSATION)
+
+
+DOUBLE = "{% set ns = namespace(x='ab') %}{% for i in range(40) %}"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 9**(9**9) }}",
+        "{{ 2**9999999 * 2**9999999 }}",
+        "{% set ns = namespace(x=3) %}{% for i in range(60) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+        "{{ 'a' * 9999999999 }}",
+        "{{ 9999999999 * [1] }}",
+        f"{DOUBLE}{{% set ns.x = ns.x + ns.x %}}{{% endfor %}}",
+        f"{DOUBLE}{{% set ns.x = ns.x ~ ns.x %}}{{% endfor %}}",
+        f"{DOUBLE}{{% set ns.x = [ns.x, ns.x] | join %}}{{% endfor %}}",
+        f"{DOUBLE}{{% set ns.x = 'x'.join([ns.x, ns.x]) %}}{{% endfor %}}",
+        f"{DOUBLE}{{% set ns.x = '%s%s' % (ns.x, ns.x) %}}{{% endfor %}}",
+        f"{DOUBLE}{{% set ns.x = '%s%s' | format(ns.x, ns.x) %}}{{% endfor %}}",
+        f"{DOUBLE}{{% set ns.x = '{{0}}{{0}}'.format(ns.x) %}}{{% endfor %}}",
+        f"{DOUBLE}{{% set ns.x = '{{a}}{{a}}'.format_map({{'a': ns.x}}) %}}{{% endfor %}}",
+        f"{DOUBLE}{{% set ns.x = ns.x.replace('b', ns.x) %}}{{% endfor %}}",
+        f"{DOUBLE}{{% set ns.x = ns.x | replace('b', ns.x) %}}{{% endfor %}}",
+        f"{DOUBLE}{{% set y %}}{{{{ ns.x }}}}{{{{ ns.x }}}}{{% endset %}}{{% set ns.x = y %}}{{% endfor %}}",
+        f"{{% macro f(x) %}}{{{{ x }}}}{{{{ x }}}}{{% endmacro %}}{DOUBLE}{{% set ns.x = f(ns.x) %}}{{% endfor %}}",
+        f"{DOUBLE}{{% set ns.x = [ns.x, ns.x] %}}{{% endfor %}}{{{{ ns.x }}}}",
+        f"{DOUBLE}{{% set ns.x = [ns.x, ns.x] %}}{{% endfor %}}{{{{ ns.x | tojson }}}}",
+        f"{DOUBLE}{{% set ns.x = [ns.x, ns.x] %}}{{% endfor %}}{{{{ ns.x ~ '' }}}}",
+        "{% set x = 'x' * 9999999 %}{% set ns = namespace(l=[]) %}"
+        "{% for i in range(99999) %}{% set ns.l = [ns.l, x[1:]] %}{% endfor %}",
+        "{{ 'x' | center(10**9) }}",
+        "{{ ['x'] | map('center', 10**9) | list }}",
+        "{{ 'x\nx' | indent(10**9) }}",
+        "{{ [1] | batch(10**9, 0) | list }}",
+        "{{ 'x'.ljust(10**9) }}",
+        "{{ 'x'['rjust'](10**9) }}",
+        "{{ 'x'.zfill(10**9) }}",
+        "{{ '\t'.expandtabs(10**9) }}",
+        "{{ '%10000000000d' % 1 }}",
+        "{{ '%*d' % (10**9, 1) }}",
+        "{{ '%.1000000000f' | format(1.5) }}",
+        "{{ '{:>1000000000}'.format(1) }}",
+        "{{ '{:{}}'.format(1, 10**9) }}",
+    ],
+)
+def test_a_template_that_would_take_all_memory_is_stopped(template: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(RequestError, match=r"failed: it (makes values|computes with integers) of more"):
+            render_chat(with_template(template), CONVERSATION)
+        assert tracemalloc.get_traced_memory()[1] < 400 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("template", ["{{ [1] | tojson(indent=10**9) }}", "{{ lipsum(10**9) }}"])
+def test_other_ways_to_take_all_memory_are_refused(template: str) -> None:
+    with pytest.raises(RequestError, match=r"chat template failed: .*(indents|lipsum)"):
         render_chat(with_template(template), CONVERSATION)
 
 

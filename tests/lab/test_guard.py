@@ -73,6 +73,11 @@ def test_a_phase_that_got_slower_is_refused(read: float, write: float, slower: l
         assert row["loss"] == pytest.approx(now / then - 1, abs=0.02)
 
 
+def test_what_is_plain_is_said_at_the_first_look() -> None:
+    guard, record = check(pair(Scripted("the head", 0.0009, 0.013, noise=noisy(2))))
+    assert guard.slower() == ["decode"] and len(record["replicates"]) == 12
+
+
 def test_a_floor_allows_what_it_says() -> None:
     slow = Scripted("the head", 0.00105, noise=noisy(2, 0.002))
     floors = {"prefill": 0.08, "decode": 0.01}
@@ -237,12 +242,16 @@ def test_a_proof_fails_where_the_guard_does() -> None:
     def numb(slow: Mapping[str, float]) -> Contender:
         return Scripted("numb", noise=noisy(len(slow)))
 
+    def crossed(slow: Mapping[str, float]) -> Contender:
+        read, write = (one * (1 + slow.get(p, 0)) for one, p in ((0.001, "decode"), (0.01, "prefill")))
+        return Scripted("crossed", read, write, noise=noisy(len(slow)))
+
     def jumpy(slow: Mapping[str, float]) -> Contender:
         jumpy.calls += 1  # type: ignore[attr-defined]
         return Scripted("jumpy", 0.001 * (1 + 0.2 * (jumpy.calls % 2)))  # type: ignore[attr-defined]
 
     jumpy.calls = 0  # type: ignore[attr-defined]
-    for make in (numb, jumpy):
+    for make in (numb, crossed, jumpy):
         proof, record = prove(make)
         assert proof.status == Check.SLOWER and record["finding"].startswith("THE GUARD FAILED HERE")
     seeds = iter(range(100))

@@ -3,7 +3,9 @@
 import asyncio
 import json
 import math
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,9 +99,17 @@ def test_what_is_no_command(command: str) -> None:
         CommandContender(command)
 
 
-def test_a_command_that_is_given_up_ends() -> None:
-    async def give_up() -> None:
-        await asyncio.wait_for(CommandContender("sleep 60").serve(Ask("", 1)), 0.2)
+def test_a_command_that_is_given_up_ends(tmp_path: Path) -> None:
+    mark = tmp_path / "pid"
 
-    with pytest.raises(TimeoutError):
+    async def give_up() -> None:
+        serving = asyncio.create_task(CommandContender(f"sh -c 'echo $$ > {mark}; exec sleep 1000'").serve(Ask("", 1)))
+        while not (mark.exists() and mark.read_text().endswith("\n")):
+            await asyncio.sleep(0.01)
+        serving.cancel()
+        await serving
+
+    with pytest.raises(asyncio.CancelledError):
         asyncio.run(give_up())
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(mark.read_text()), 0)

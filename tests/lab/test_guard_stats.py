@@ -137,6 +137,19 @@ def test_how_often_it_is_right(name: str, prefill: float, decode: float, outcome
     assert outcomes[outcome] >= at_least * trials, outcomes
 
 
+def test_every_comparison_and_every_look_has_its_share_of_the_risk() -> None:
+    x = np.random.default_rng(1).normal(0, 0.02, 30).tolist()
+    one = Comparison("prefill", "base", FLOOR, x)
+    alone, among = look([one], Rules())[0].loss, look([one] * 4, Rules())[0].loss
+    assert among.low < alone.low and among.high == alone.high  # missing a slowdown is a matter of its own phase
+    single = look([one], Rules(least=30, most=30))[0].loss
+    assert alone.low < single.low < single.high < alone.high
+    assert look([one], Rules())[0].row() == {
+        "phase": "prefill", "reference": "base", "loss": alone.estimate, "low": alone.low, "high": alone.high,
+        "floor": FLOOR, "replicates": 30, "verdict": "kept",
+    }  # fmt: skip
+
+
 def test_noise_that_is_too_much_gives_no_verdict() -> None:
     rng, rules = np.random.default_rng(1), Rules(most=18)
     outcomes = Counter(trial(lambda r, n: r.normal(0, 0.2, n), rng, 0.05, 0.0, rules) for _ in range(50))

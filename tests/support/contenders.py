@@ -10,7 +10,6 @@ from phaseline.lab.systems.base import Ask
 from phaseline.lab.trace import Event, Trace
 
 
-
 class Scripted:
     """Reads a token in `read` seconds and writes one in `write`, both multiplied by `noise()` for each ask."""
 

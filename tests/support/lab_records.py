@@ -46,7 +46,8 @@ def make_records(folder: Path) -> dict[str, Record]:
     found = {}
     for kind, command in commands(model).items():
         out = folder / f"{kind}.json"
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        quiet = io.TextIOWrapper(io.BytesIO())
+        with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
             main([*command, "--out", str(out)])
         found[kind] = json.loads(out.read_text(encoding="utf-8"))
     return found

@@ -27,7 +27,7 @@ _HELP = """\
 /stats        what the conversation amounts to so far
 /quit         leave; so do Ctrl-D, and Ctrl-C twice where a message is awaited
 Ctrl-C stops an answer. All other lines are messages, and so is a command behind a space."""
-_COMMANDS = tuple(line.split()[0] for line in _HELP.splitlines() if line.startswith("/")) + ("/help",)
+_COMMANDS = ("/help", "/reset", "/system", "/stats", "/quit")
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -85,7 +85,11 @@ def _converse(conversation: "Conversation", *, asking: bool) -> None:
         try:
             line = input("> " if asking else "")
             with deferred_interrupts() as stopped:
-                warned, more = False, conversation.take(line, stopped)
+                warned = True  # the first Ctrl-C only stops the answer; a second one leaves, in the midst of a step
+                more = conversation.take(line, stopped)
+                warned = False
+                if stopped() and not conversation.cut_short:
+                    raise KeyboardInterrupt  # it came when there was nothing to stop any more
         except EOFError:
             more = False
         except KeyboardInterrupt:
@@ -108,7 +112,7 @@ class Conversation:
 
     def take(self, line: str, stopped: Callable[[], bool]) -> bool:
         """Carry out a command or answer a message; False if it was the last. `stopped` ends an answer where it is."""
-        if line.startswith(_COMMANDS) and line.split()[0] in _COMMANDS:
+        if line.startswith("/") and line.split()[0] in _COMMANDS:
             return self._obey(line)
         if line.strip():
             self._say(line.strip(), stopped)
@@ -152,6 +156,11 @@ class Conversation:
             _tell(_HELP)
         return True
 
+    @property
+    def cut_short(self) -> bool:
+        """Whether the latest answer was stopped."""
+        return bool(self._turns) and self._turns[-1]["finish_reason"] == "abort"
+
     def record(self) -> dict[str, Any]:
         """The conversation as it stands, and the facts of every answer since the program began."""
         return {"messages": self._system + self._messages, "turns": self._turns}
@@ -162,7 +171,8 @@ class Conversation:
         cached = sum(turn["cached_tokens"] for turn in self._turns)
         used = len(self._engine.chat_prompt(self._system + self._messages)) if self._messages else 0
         return (
-            f"{_count(len(self._turns), 'answer')} of {_count(written, 'token')}; {_count(read, 'prompt token')}, {cached} of them cached; "
+            f"{_count(len(self._turns), 'answer')} of {_count(written, 'token')}; "
+            f"{_count(read, 'prompt token')}, {cached} of them cached; "
             f"the conversation takes {used} of {_count(self._engine.scheduler.context, 'position')}"
         )
 

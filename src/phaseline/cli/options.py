@@ -39,7 +39,9 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
 def add_memory_options(parser: argparse._ArgumentGroup) -> None:
     """What decides whether a model fits."""
     parser.add_argument("--chunk", type=int, metavar="N", default=512, help="most prompt tokens per step (512)")
-    parser.add_argument("--memory", type=size, metavar="SIZE", help="most that is taken: 4GiB, or 4G for short (all there is)")
+    parser.add_argument(
+        "--memory", type=size, metavar="SIZE", help="most that is taken, e.g. 4GiB or 4G (all there is)"
+    )
     parser.add_argument("--kv-type", choices=("bf16", "f32"), default="bf16", help="of keys and values (bf16)")
 
 

@@ -6,14 +6,21 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def progress_bar(label: str = "warm-up", *, of_bytes: bool = False) -> Iterator[Callable[[int, int, str], None]]:
-    """A bar on standard error that goes away when it is done; nothing where that is no terminal. `label` comes first."""
+def progress_bar(label: str = "warm-up", *, of_bytes: bool = False) -> Iterator[Callable[[int, int | None, str], None]]:
+    """A bar on standard error that goes away when it is done; nothing where that is no terminal."""
     if not sys.stderr.isatty():
         yield lambda done, total, label: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
 
     amounts = (DownloadColumn(), TransferSpeedColumn()) if of_bytes else (MofNCompleteColumn(),)
     columns = (BarColumn(), *amounts, TimeRemainingColumn(), TextColumn("{task.description}", markup=False))

@@ -13,7 +13,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="fetch a model into the cache",
         description="Fetch a model, check it and keep it in the cache. An interrupted pull is resumed by the next.",
     )
-    parser.add_argument("model", metavar="MODEL", help="a known name (smollm2), a URL of a .gguf file, or hf:owner/repo/file.gguf")
+    parser.add_argument(
+        "model", metavar="MODEL", help="a known name (smollm2), a URL of a .gguf file, or hf:owner/repo/file.gguf"
+    )
     parser.add_argument("--json", action="store_true", help="print name, path, bytes, sha256 and licence as JSON")
     parser.set_defaults(run=run)
 

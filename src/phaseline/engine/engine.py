@@ -7,24 +7,24 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Self, overload
 
 from numpy.typing import NDArray
 
 from phaseline.engine.completion import Completion, Sink
 from phaseline.engine.interrupts import Uninterrupted
+from phaseline.engine.prompts import Cover, Prompt, is_one, token_ids
 from phaseline.engine.sampler import Sampler, prompt_logprobs, sample_batch
 from phaseline.engine.scheduler import Plan, Scheduler
 from phaseline.engine.sequence import Sequence
 from phaseline.engine.types import Delta, FinishReason, Request, SamplingParams, TokenLogprob
-from phaseline.engine.validate import validate
+from phaseline.engine.validate import check_room, validate, validate_params
 from phaseline.errors import PhaselineError, RequestError
 from phaseline.execute.base import Executor
 from phaseline.files.chat import render_chat
 from phaseline.files.tokenizer import Tokenizer
-
-Prompt = str | Seq[int]
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class Engine:
 
         Raises RequestError or CapacityError if it cannot be served as asked.
         """
-        self._submit(request, self._keep)
+        self._submit(replace(request, prompt=token_ids(request.prompt)), self._keep)
 
     def step(self) -> list[Delta]:
         """Run one step; return what was added to submitted requests, by this step or by steps of other threads.
@@ -108,6 +108,17 @@ class Engine:
         """Whether a step has anything to do or to return."""
         return self._busy or bool(self._unclaimed)
 
+    @property
+    def context(self) -> int:
+        """Most tokens that a prompt and its answer may have together."""
+        return self.scheduler.context
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Give back threads and memory; live requests end with an error."""
         with self._lock, Uninterrupted():
@@ -118,6 +129,22 @@ class Engine:
 
     # Drivers of the loop.
 
+    @overload
+    def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str, yet one prompt
+        self, prompt: Prompt, params: None = None, *, on_delta: Callable[[Delta], None] = ...
+    ) -> Generation: ...
+    @overload
+    def generate(
+        self, prompt: Seq[Prompt], params: None = None, *, on_delta: Callable[[Delta], None] = ...
+    ) -> list[Generation]: ...
+    @overload
+    def generate(
+        self,
+        prompt: Prompt | Seq[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        on_delta: Callable[[Delta], None] = ...,
+    ) -> Any: ...  # n, which types can't see, decides
     def generate(
         self,
         prompt: Prompt | Seq[Prompt],
@@ -125,21 +152,23 @@ class Engine:
         *,
         on_delta: Callable[[Delta], None] = lambda delta: None,
     ) -> Any:
-        """Complete one prompt (text or token ids) or several at once.
+        """Complete one prompt (text or token ids, in a sequence or a numpy array) or several at once.
 
         Returns a Generation for one prompt with n = 1, else a list: of the n completions, or of each prompt's
         result. If interrupted, the requests are cancelled and the exception goes on.
+
+        Raises RequestError or CapacityError if a prompt cannot be served as asked.
         """
-        params = params or SamplingParams()
-        if isinstance(prompt, str) or _is_ids(prompt):
-            return self._collect([prompt], params, on_delta)[0]  # type: ignore[list-item]
+        params = SamplingParams() if params is None else params
+        if is_one(prompt):
+            return self._collect([prompt], params, on_delta)[0]
         return self._collect(list(prompt), params, on_delta)  # type: ignore[arg-type]
 
     async def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[Delta]:
         """Deltas of one request as they come, of all its n completions. Leaving the loop early cancels it."""
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[Delta | BaseException] = asyncio.Queue()
-        request = self._request(prompt, params or SamplingParams())
+        request = self._request(prompt, SamplingParams() if params is None else params)
         left = False
 
         def sink(item: Delta | BaseException) -> None:
@@ -298,11 +327,22 @@ class Engine:
             return tokens
 
     def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
+        validate_params(params, vocab=self.executor.program.vocab)
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise RequestError("this engine has no tokenizer: give token ids")
+            if len(prompt) > self.context:  # perhaps so long that finding its tokens is work for nothing
+                fewest = self._cover.fewest(prompt)
+                check_room(
+                    fewest, params.max_tokens, self.context, f"prompt of at least {fewest} tokens", "the context"
+                )
             prompt = self.tokenizer.encode(prompt)
-        return Request(secrets.token_hex(8), list(prompt), params)
+        return Request(secrets.token_hex(8), token_ids(prompt), params)
+
+    @cached_property
+    def _cover(self) -> Cover:
+        assert self.tokenizer is not None
+        return Cover(self.tokenizer)
 
     def _apply_aborts(self) -> None:
         while self._aborts:
@@ -338,7 +378,3 @@ class Engine:
             for completion in (self._completions[s] for s in (sequence, *sequence.forks)):
                 # A prompt that was preempted midway is scored again from its start.
                 completion.prompt_logprobs[segment.start :] = scored
-
-
-def _is_ids(prompt: Any) -> bool:
-    return len(prompt) == 0 or not isinstance(prompt[0], str | list | tuple)

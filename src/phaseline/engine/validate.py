@@ -60,24 +60,31 @@ def validate(request: Request, *, vocab: int, context: int) -> None:
     """
     _require(isinstance(request.id, str) and request.id != "", "id", request.id, "a string that is not empty")
     _require(isinstance(request.salt, bytes), "salt", request.salt, "bytes")
-    _require(len(request.prompt) > 0, "prompt", request.prompt, "at least one token id")
     _validate_ids("prompt", request.prompt, vocab)
-    _validate_params(request.params, vocab)
+    _require(len(request.prompt) > 0, "prompt", request.prompt, "at least one token id")
+    validate_params(request.params, vocab=vocab)
     check_length(request, context, "the context")
 
 
 def check_length(request: Request, limit: int, holder: str) -> None:
     """Raise CapacityError unless `limit` positions hold the prompt and, if any token is asked for, one more."""
-    length, max_tokens = len(request.prompt), request.params.max_tokens
+    length = len(request.prompt)
+    check_room(length, request.params.max_tokens, limit, f"prompt of {length} tokens", holder)
+
+
+def check_room(length: int, max_tokens: int, limit: int, prompt: str, holder: str) -> None:
+    """As `check_length`, for `length` tokens that the message calls `prompt`."""
     most = limit - (max_tokens > 0)
     if length > most:
         raise CapacityError(
-            f"prompt of {length} tokens with max_tokens = {max_tokens}: {holder} holds {limit} tokens, "
+            f"{prompt} with max_tokens = {max_tokens}: {holder} holds {limit} tokens, "
             f"so a prompt may have at most {most}" + (" to leave room for one generated" if max_tokens else "")
         )
 
 
-def _validate_params(params: SamplingParams, vocab: int) -> None:
+def validate_params(params: SamplingParams, *, vocab: int) -> None:
+    """Refuse settings that no engine with `vocab` token ids could follow; RequestError names the field."""
+    _require(isinstance(params, SamplingParams), "params", params, "SamplingParams")
     for name, accepted in _RANGES.items():
         value = getattr(params, name)
         _require(accepted.accepts(value), name, value, str(accepted))
@@ -85,12 +92,15 @@ def _validate_params(params: SamplingParams, vocab: int) -> None:
     _require(params.min_tokens <= params.max_tokens, "min_tokens", params.min_tokens, at_most)
     _require(isinstance(params.ignore_eos, bool), "ignore_eos", params.ignore_eos, "True or False")
     _validate_ids("stop_ids", params.stop_ids, vocab)
+    _require(
+        isinstance(params.logit_bias, Mapping), "logit_bias", params.logit_bias, "a mapping of token ids to numbers"
+    )
     _validate_ids("logit_bias", list(params.logit_bias), vocab)
     for token, bias in params.logit_bias.items():
         _require(_BIAS.accepts(bias), f"logit_bias[{token}]", bias, str(_BIAS))
     stop = params.stop
     _require(
-        not isinstance(stop, str) and len(stop) <= _STOP_STRINGS and all(isinstance(s, str) and s for s in stop),
+        _is_list(stop) and len(stop) <= _STOP_STRINGS and all(isinstance(s, str) and s for s in stop),
         "stop",
         stop,
         f"a list of at most {_STOP_STRINGS} strings, none empty",
@@ -98,9 +108,14 @@ def _validate_params(params: SamplingParams, vocab: int) -> None:
 
 
 def _validate_ids(name: str, ids: Sequence[int], vocab: int) -> None:
+    _require(_is_list(ids), name, ids, "a list of token ids")
     for position, token in enumerate(ids):
         if type(token) is not int or not 0 <= token < vocab:  # exactly int: neither a bool nor an array's scalar
             raise RequestError(f"{name}[{position}] = {reprlib.repr(token)}: must be an int from 0 to {vocab - 1}")
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
 
 
 def _require(holds: bool, name: str, value: Any, accepted: str) -> None:

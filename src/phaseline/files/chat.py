@@ -95,7 +95,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation], finalize=self._spell
         )
         self._steps = self._made = 0
-        self.concat = self._concat  # type: ignore[assignment] # what joins the text of macros and blocks
+        self.concat = self._concat  # type: ignore[method-assign] # what joins the text of macros and blocks
         named = {**self.filters, "tojson": _tojson, "counted": _counted}
         self.filters = {name: self._counting(name, filter) for name, filter in named.items()}
         self.globals |= {"range": self._range, "raise_exception": _raise_exception, "strftime_now": _strftime_now}
@@ -115,7 +115,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Jinja's way into every call of a sandboxed template."""
         self._spend(1)
-        name, owner = getattr(obj, "__name__", None), getattr(obj, "__self__", None)
+        name, owner = str(getattr(obj, "__name__", "")), getattr(obj, "__self__", None)
         if isinstance(owner, str | bytes | int):
             self.make(costs.length(owner))
             if name == "join":

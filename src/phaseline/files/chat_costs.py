@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 _ELEMENT = 8  # what an element of a collection costs besides itself: a pointer, or ", " and its quotes
+_COLLECTION = 64  # what one costs within another
 
 
 def weight(value: Any, limit: int) -> int:
@@ -19,12 +20,12 @@ def weight(value: Any, limit: int) -> int:
         if isinstance(item, str | bytes):
             total += len(item)
         elif isinstance(item, Mapping):
-            total += _ELEMENT * len(item)
+            total += _COLLECTION + _ELEMENT * len(item)
             todo += [*item.keys(), *item.values()]
         elif isinstance(item, range):
             total += _ELEMENT * len(item)
         elif isinstance(item, Collection):
-            total += _ELEMENT * len(item)
+            total += _COLLECTION + _ELEMENT * len(item)
             todo += item
         elif isinstance(item, int):
             total += item.bit_length() // 3
@@ -108,6 +109,8 @@ FILTERS: Mapping[str, Callable[..., int]] = {
     "wordwrap": _wordwrap,
 }
 TEXTUAL = frozenset(  # filters that spell out all that a value holds
-    ["capitalize", "e", "escape", "forceescape", "lower", "pprint", "safe", "string", "striptags", "title", "tojson"]
-    + ["trim", "upper", "urlencode", "urlize", "wordcount", "xmlattr"]
+    [
+        *("capitalize", "e", "escape", "forceescape", "lower", "pprint", "safe", "string", "striptags", "title"),
+        *("tojson", "trim", "upper", "urlencode", "urlize", "wordcount", "xmlattr"),
+    ]
 )

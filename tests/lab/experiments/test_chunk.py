@@ -15,13 +15,13 @@ from phaseline.lab.experiments.base import conduct
 from phaseline.lab.experiments.chunk import ChunkSize
 from phaseline.lab.experiments.chunk_advice import advise, base_gap, chunk_cost, piece_seconds, worst_gap
 from phaseline.lab.experiments.clash import Clash
-from phaseline.lab.experiments.stage import Scene, Stage
+from phaseline.lab.experiments.stage import Scene, Setting, Stage
 from phaseline.lab.records import to_json
 from phaseline.lab.systems.phaseline import PhaselineStreams
 from phaseline.lab.systems.truth import TruthSystem
 from phaseline.lab.systems.truth_engine import Costs
 from phaseline.lab.systems.truth_script import Script, Wire
-from support.clashes import simulated
+from support.clashes import STEP, simulated
 from support.tiny import write_llama
 
 SIZES = (8, 16, 32, 64, 128, 256)
@@ -142,6 +142,21 @@ def test_our_engine_is_measured_and_tried_with_the_answer(streams: PhaselineStre
     assert all(len(row["seconds"]) == 2 for row in record["checks"])
     assert "For gaps of at most 1e+06 ms take --chunk 96" in record["finding"]
     assert "Tried, chunk 96: worst gap" in record["finding"]
+
+
+@pytest.mark.parametrize("pace", [1.0, 1.5])
+def test_the_finding_of_known_clashes(streams: PhaselineStreams, pace: float) -> None:
+    stage = Stage(streams, streams.stepwise())
+    experiment = ChunkSize(stage, Scene(intruder_tokens=512, step=STEP), SIZES, itl_budget_ms=60)
+    experiment._samples = samples((1.0, 1.0))
+    experiment._checks = {Setting(96): [simulated(machine(96), 512, slow=pace)]}
+    said = experiment.record()["finding"]
+    assert "A step of decode rows alone takes 30 ms. About 40 tokens of a prompt (95%: 40 to 40) join it for" in said
+    assert "each more costs 0.5 ms, which is 200" in said
+    assert "From chunk 128 on, TTFT is within 10% of the best" in said
+    assert "take --chunk 96: its worst gap should be 58 ms. The largest that keeps them is 100 (95%: 100 to 10" in said
+    assert f"Tried, chunk 96: worst gap {58 * pace:.3g} ms" in said
+    assert ("By then decode alone took 1.50 times as long" in said) == (pace == 1.5)
 
 
 def test_a_budget_that_nothing_keeps_is_told_and_tried(streams: PhaselineStreams) -> None:

@@ -65,8 +65,8 @@ def test_the_rows_of_known_clashes() -> None:
 def test_the_finding_and_the_drawings() -> None:
     record = known()
     assert "a token every 22 ms, and waited 30 ms at worst" in record["finding"]
-    assert "least with chunk 100: gap 77 ms, TTFT 792 ms, 10 stalls of at most 10" in record["finding"]
-    assert "soonest with whole: gap 572 ms" in record["finding"]
+    assert "least with chunk 100: worst gap 77 ms, TTFT 792 ms, 10 stalls of at most 10" in record["finding"]
+    assert "soonest with whole: worst gap 572 ms" in record["finding"]
     assert [drawn["setting"] for drawn in record["timelines"]] == ["whole", "chunk 100", "chunk 500"]
     assert sum(block["stalled"] for block in record["timelines"][1]["lanes"][-1]["prefill"]) == 10
     assert json.loads(to_json(record))["finding"] == record["finding"]
@@ -77,6 +77,7 @@ def test_what_is_wrong_is_said() -> None:
     row = clash_row(Scene(intruder_tokens=1000), Setting(500), [clash])
     assert row["stalls_held"] is False and row["worst_gap_interval_s"] is None
     said = analyse(Scene(intruder_tokens=1000), {Setting(500): [clash]})["finding"]
+    assert "While it was read, chunk 500: worst gap 70 ms" in said
     assert "10 stalls, where the prompt has only 2 pieces: something else held the streams up" in said
     cached = replace(clash, intruder=replace(clash.intruder, cached_tokens=500))
     ended = simulated(costs(100), tokens=STEP + 3)

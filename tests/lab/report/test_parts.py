@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from phaseline.lab.metrics import trace_metrics
-from phaseline.lab.report.amounts import amount, figure, shortened, whole
+from phaseline.lab.report.amounts import amount, figure, seconds, shortened, whole
 from phaseline.lab.trace import Trace
 from support.lab_records import KINDS, Record
 from support.report_page import Make, block, sections
@@ -151,7 +151,10 @@ def test_the_load_summary_has_the_fields_keys(records: dict[str, Record], page: 
     assert summary["itl_convention"] in part.text
     chosen = next(run for run in records["load"]["runs"] if run["summary"] == summary)
     requests = part.one("div", class_="requests")
-    assert len(requests.find("rect", class_="prefill")) == chosen["count"]
+    mine = records["load"]["traces"][chosen["first"] :][: chosen["count"]]
+    waits = [trace_metrics(Trace.from_dict(trace)).ttft for trace in sorted(mine, key=lambda trace: trace["sent_ns"])]
+    shown = [rect.one("title").text.split(",")[0] for rect in requests.find("rect", class_="prefill")]
+    assert shown == [f"TTFT {seconds(wait)}" for wait in waits]
 
 
 def test_limits_come_with_their_evidence(records: dict[str, Record], page: Make) -> None:

@@ -11,10 +11,11 @@ from phaseline.lab.experiments.chunk_advice import Advice, ChunkCost, advise, ch
 from phaseline.lab.experiments.clash import Clash
 from phaseline.lab.experiments.interference import clash_row
 from phaseline.lab.experiments.stage import Scene, Setting, Stage
-from phaseline.lab.stats import interleave
+from phaseline.lab.stats import interleave, median
 
 MOST_PIECES = 32  # in which a prompt is read; smaller chunks get a shorter one, and no place on the frontier
 NEAR_BEST = 1.1  # a TTFT of up to so many times the best one is about as good
+_STEADY = 0.05  # a pace that changes by less is the same
 _POINT = ("worst_gap_s", "worst_gap_interval_s", "ttft_s", "ttft_interval_s")
 
 
@@ -124,10 +125,22 @@ def _finding(
     for row in checks:
         if row["worst_gap_s"] is not None and row["ttft_s"] is not None:
             told.append(f"Tried, {row['setting']}: worst gap {_ms(row['worst_gap_s'])}, TTFT {_ms(row['ttft_s'])}.")
+    drift = _drift(cost, checks)
+    if drift is not None:
+        told.append(f"By then decode alone took {drift:.2f} times as long as before: the machine's pace had changed.")
     errors = [error for row in (*rows, *checks) for error in row["errors"]]
     if errors:
         told.append(f"{len(errors)} streams failed: {errors[0]}.")
     return told
+
+
+def _drift(cost: ChunkCost | None, checks: Sequence[Mapping[str, Any]]) -> float | None:
+    """Decode alone in the checks over that in the sweep before them, if it differs by more than the noise."""
+    bases = [row["before"]["median_gap_s"] for row in checks if row["before"]["median_gap_s"] is not None]
+    if cost is None or not bases:
+        return None
+    drift = median(bases) / cost.base_s
+    return drift if abs(drift - 1) > max(_STEADY, cost.noise or 0) else None
 
 
 def _advised(advice: Advice) -> str:

@@ -130,7 +130,7 @@ def _finding(scene: Scene, rows: Sequence[Mapping[str, Any]]) -> str:
     ]
     gentlest = min(timed, key=lambda row: float(row["worst_gap_s"]))
     quickest = min(timed, key=lambda row: float(row["ttft_s"]))
-    told.append(f"While it was read, the worst gap was least with {_cost(gentlest)}.")
+    told.append(f"While it was read, {'the worst gap was least with ' if len(timed) > 1 else ''}{_cost(gentlest)}.")
     if quickest is not gentlest:
         told.append(f"Its own first token came soonest with {_cost(quickest)}.")
     for row in timed:
@@ -150,7 +150,7 @@ def _finding(scene: Scene, rows: Sequence[Mapping[str, Any]]) -> str:
 def _cost(row: Mapping[str, Any]) -> str:
     most = "" if row["most_stalls"] is None else f" of at most {row['most_stalls']}"
     stalls = f", {median(row['stalls']):.3g} stalls{most}" if row["stalls"] else ""
-    return f"{row['setting']}: gap {_ms(row['worst_gap_s'])}, TTFT {_ms(row['ttft_s'])}{stalls}"
+    return f"{row['setting']}: worst gap {_ms(row['worst_gap_s'])}, TTFT {_ms(row['ttft_s'])}{stalls}"
 
 
 def _ms(seconds: float) -> str:

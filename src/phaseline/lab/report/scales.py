@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from phaseline.lab.report.amounts import figure, grouped, whole
+
+_NARROW, _CHARACTER = 250.0, 6.8  # pixels: across a plot on a phone, and of a digit
 
 
 @dataclass(frozen=True)
@@ -42,15 +44,13 @@ def linear_axis(title: str, values: Iterable[float], *, from_zero: bool = True, 
     step = _round_step((high - low) / ticks)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     marks = [n * step for n in range(first, last + 1)]
-    return Axis(
-        title, marks[0], marks[-1], False, tuple(Tick(m, _plain(m, step), n % 2 == 1) for n, m in enumerate(marks))
-    )
+    return _axis(title, marks[0], marks[-1], marks, lambda mark: _plain(mark, step))
 
 
 def time_axis(title: str, low: float, high: float, ticks: int = 8) -> Axis:
     """An axis that begins and ends where the values do, so that no room is lost."""
     high = high if high > low else low + (abs(low) or 1.0)
-    return Axis(title, low, high, False, _inside(low, high, ticks))
+    return _inside(title, low, high, ticks)
 
 
 def log_axis(
@@ -72,25 +72,38 @@ def log_axis(
     every = max(1, math.ceil(decades / 6)) if digits == (1,) else 1
     marks = [d * 10.0**p for p in powers if p % every == 0 for d in digits if low <= d * 10.0**p <= high]
     if len(marks) < 2:  # less than an octave
-        return Axis(title, low, high, True, _inside(low, high, 4))
-    return Axis(title, low, high, True, tuple(Tick(m, label(m), f"{m:e}"[0] in "25") for m in marks))
+        return _inside(title, low, high, 4, log=True)
+    return _axis(title, low, high, marks, label, log=True)
 
 
 def sizes_axis(title: str, sizes: Iterable[float], *, margin: float = 1.25) -> Axis:
     """A logarithmic axis whose ticks are the measured sizes themselves (prompt lengths, contexts, chunks)."""
     found = sorted(set(sizes))
     low, high = found[0] / margin, found[-1] * margin
+    marks = _apart(found, low, high, 0.045)
+    return _axis(title, low, high, marks, lambda size: f"{size:g}" if size < 1 else whole(size), log=True)
+
+
+def _axis(
+    title: str, low: float, high: float, marks: Sequence[float], label: Callable[[float], str], *, log: bool = False
+) -> Axis:
+    """With a tick at each mark; minor is one that would touch the one before it on a phone."""
+    bare = Axis(title, low, high, log, ())
     ticks: list[Tick] = []
-    for n, size in enumerate(_apart(found, low, high, 0.045)):
-        ticks.append(Tick(size, f"{size:g}" if size < 1 else whole(size), n % 2 == 1))
-    return Axis(title, low, high, True, tuple(ticks))
+    end = -math.inf  # of the words before, in pixels
+    for mark in marks:
+        words = label(mark)
+        middle, half = _NARROW * bare.place(mark), _CHARACTER * len(words) / 2
+        ticks.append(Tick(mark, words, middle - half < end))
+        end = end if ticks[-1].minor else middle + half + _CHARACTER
+    return replace(bare, ticks=tuple(ticks))
 
 
-def _inside(low: float, high: float, ticks: int) -> tuple[Tick, ...]:
-    """Round amounts between two others."""
+def _inside(title: str, low: float, high: float, ticks: int, *, log: bool = False) -> Axis:
+    """With ticks at round amounts between two others."""
     step = _round_step((high - low) / ticks)
     marks = [n * step for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
-    return tuple(Tick(mark, _plain(mark, step), bool(n % 2)) for n, mark in enumerate(marks))
+    return _axis(title, low, high, marks, lambda mark: _plain(mark, step), log=log)
 
 
 def _apart(sizes: Sequence[float], low: float, high: float, least: float) -> list[float]:

@@ -7,7 +7,7 @@ from phaseline.lab.report.fields import Fields
 from phaseline.lab.report.lanes import requests_over_time
 from phaseline.lab.report.markup import Markup, tag
 from phaseline.lab.report.parts.base import Part, block
-from phaseline.lab.report.plots import Plot, look, side_by_side
+from phaseline.lab.report.plots import DECODE, PREFILL, Look, Plot, look, side_by_side
 from phaseline.lab.report.record import Record, of_kind
 from phaseline.lab.report.scales import Axis, linear_axis, sizes_axis
 from phaseline.lab.report.tables import Column, Table
@@ -92,30 +92,29 @@ def _sweep(rows: Sequence[Fields]) -> Markup | None:
     def over(key: str) -> Points:
         return [(pace, value) for pace, row in points if (value := row.maybe_positive(key)) is not None]
 
-    first = "median_ttft_from_due_ms" if over("median_ttft_from_due_ms") else "median_ttft_ms"
-    name = "median TTFT from when it was due" if first == "median_ttft_from_due_ms" else "median TTFT"
-    throughput = {"output tokens": over("output_throughput")}
-    if not throughput["output tokens"]:
-        throughput = {"requests": over("request_throughput")}
-    (kind,) = throughput
-    latencies = {name: over(first), "median TPOT": over("median_tpot_ms"), "worst gap of all": over("max_worst_gap_ms")}
-    plots = [_lines(axis, f"{kind} per second", throughput)]
-    plots += [_lines(axis, f"{name}, ms", {name: points}) for name, points in latencies.items() if points]
+    due = over("median_ttft_from_due_ms")
+    tokens = over("output_throughput")
+    plots = [
+        _line(axis, "output tokens per second", tokens, look(5))
+        if tokens
+        else _line(axis, "requests per second", over("request_throughput"), look(5)),
+        _line(axis, "median TTFT from when it was due, ms", due, PREFILL)
+        if due
+        else _line(axis, "median TTFT, ms", over("median_ttft_ms"), PREFILL),
+        _line(axis, "median TPOT, ms", over("median_tpot_ms"), DECODE),
+        _line(axis, "worst gap of all, ms", over("max_worst_gap_ms"), DECODE),
+    ]
     return side_by_side(*plots)
 
 
-def _lines(axis: Axis, title: str, series: dict[str, Points]) -> Markup | None:
-    values = [y for points in series.values() for _, y in points]
-    if not values:
+def _line(axis: Axis, title: str, points: Points, shape: Look) -> Markup | None:
+    if not points:
         return None
-    told = "; ".join(
-        f"{name}: " + ", ".join(f"{figure(x)} gives {figure(y)}" for x, y in points) for name, points in series.items()
-    )
-    plot = Plot(f"{title} over {axis.title}. {told}.", axis, linear_axis(title, values), height=190)
-    for n, (name, points) in enumerate(series.items()):
-        plot.line(points, look(n))
-        for x, y in points:
-            plot.dot(x, y, look(n), f"{name} at {figure(x)}: {figure(y)}")
+    told = ", ".join(f"{figure(x)} gives {figure(y)}" for x, y in points)
+    plot = Plot(f"{title} over {axis.title}: {told}.", axis, linear_axis(title, [y for _, y in points]), height=190)
+    plot.line(points, shape)
+    for x, y in points:
+        plot.dot(x, y, shape, f"{figure(x)}: {figure(y)}")
     return plot.draw()
 
 
