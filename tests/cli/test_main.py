@@ -126,7 +126,7 @@ REFUSED = [
     (("run", "TINY", "--max-tokens", "--raw", "text"), "--max-tokens"),
     (("run", "TINY", "text", "--out", ""), "folder"),
     (("run", "TINY", "text", "--out", "/"), "folder"),
-    (("measure", "TINY", "--out", "/proc/record.json"), "/proc/record.json"),
+    (("measure", "missing.gguf", "--out", "/proc/record.json"), "/proc/record.json"),
     (("run", "missing.gguf", "text"), "missing.gguf"),
     (("run", "no such\nname", "text"), "no such"),
     (("run", "TRUNCATED", "text"), "cut short.gguf"),

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from phaseline.lab.calibration import calibrate
 from phaseline.lab.metrics import trace_metrics
-from phaseline.lab.report.amounts import amount, figure, seconds, shortened, whole
+from phaseline.lab.report.amounts import amount, figure, seconds, share, shortened, whole
 from phaseline.lab.trace import Trace
 from support.lab_records import KINDS, Record
 from support.report_page import Make, block, sections
@@ -107,6 +108,16 @@ def test_curves_have_a_point_and_numbers_for_each_size(records: dict[str, Record
     assert "One sample each" in part.text
 
 
+def test_whole_requests_are_split_into_phases(records: dict[str, Record], page: Make) -> None:
+    part = block(page(records["endtoend"]), "endtoend")
+    heads, *rows = part.one("table").table()
+    assert "Goodputof requests" in heads
+    for cells, row in zip(rows, records["endtoend"]["results"], strict=True):
+        times = [figure(row[key] * 1e3) for key in ("ttft_s", "tpot_s", "worst_gap_s", "e2e_s")]
+        assert cells[:6] == [whole(row["prompt"]), whole(row["output"]), *times]
+        assert cells[6] == f"{share(row['prefill_share'])} | {share(row['decode_share'])}"
+
+
 def test_the_timeline_has_every_tick_and_block(records: dict[str, Record], page: Make) -> None:
     found = records["interference"]["timelines"]
     drawn = block(page(records["interference"]), "interference").find("div", class_="timeline")
@@ -179,11 +190,13 @@ def test_a_comparison_shows_each_system_against_the_first(records: dict[str, Rec
 
 
 def test_a_calibration_is_shown_and_lost_events_are_shouted(records: dict[str, Record], page: Make) -> None:
-    error = {"p50": 0.125, "p99": None, "max": 2.5}
-    calibration = {"streams": 4, "events": 80, "counts_exact": True, "error_ms": error, "request_ms": error}
+    calibration = calibrate(seconds=0.2, streams=2)
     good, bad = (records["load"] | {"calibration": calibration | {"counts_exact": c}} for c in (True, False))
     tree = page(good)
-    assert block(tree, "calibration").one("table").table()[1][1:] == ["0.125", "\u2013", "2.50"]
+    error = calibration["error_ms"]
+    assert block(tree, "calibration").one("table").table()[1][1:] == [
+        figure(error[key]) for key in ("p50", "p99", "max")
+    ]
     assert not tree.find("p", class_="warning")
     assert "LOST" in page(bad).one("p", class_="warning").text
 

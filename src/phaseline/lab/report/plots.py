@@ -95,12 +95,11 @@ class Plot:
     _taken: list[_Extent] = field(default_factory=list)
     _legend: list[tuple[Markup, str]] = field(default_factory=list)
 
-    def line(self, points: Sequence[Point], look: Look, *, thin: bool = False, step: bool = False) -> None:
-        """A line through the points; a `step` line holds each value until the next."""
+    def line(self, points: Sequence[Point], look: Look, *, thin: bool = False) -> None:
+        """A line through the points."""
         if len(points) > 1:
             kind = f"line {look.colour}" + (" thin" if thin else "")
-            places = [(self._across(x), self._down(y)) for x, y in points]
-            path = _steps(places) if step else _path(places)
+            path = _path((self._across(x), self._down(y)) for x, y in points)
             self._under.append(self._stretched(tag("path", d=path, class_=kind, stroke_dasharray=look.dash)))
 
     def band(self, lows: Sequence[Point], highs: Sequence[Point], look: Look) -> None:
@@ -120,15 +119,15 @@ class Plot:
         ends = {"y1": _px(self._down(low)), "y2": _px(self._down(high))}
         self._under.append(tag("line", x1=at, x2=at, **ends, class_=f"whisker {look.colour}"))
 
-    def upright(self, x: float, kind: str = "guide") -> None:
+    def upright(self, x: float) -> None:
         """A line over the whole height."""
         at = _percent(self.x.place(x))
-        self._under.append(tag("line", x1=at, x2=at, y1=0, y2=self.height, class_=kind))
+        self._under.append(tag("line", x1=at, x2=at, y1=0, y2=self.height, class_="guide"))
 
-    def level(self, y: float, kind: str = "guide") -> None:
+    def level(self, y: float) -> None:
         """A line over the whole width."""
         at = _px(self._down(y))
-        self._under.append(tag("line", x1=0, x2="100%", y1=at, y2=at, class_=kind))
+        self._under.append(tag("line", x1=0, x2="100%", y1=at, y2=at, class_="guide"))
 
     def label(self, x: float, y: float, words: str, places: Sequence[Place], kind: str = "") -> None:
         """Words beside a point, at the first of the places where they cover neither glyphs nor other words, if any."""
@@ -201,11 +200,6 @@ class Plot:
 
 def _path(places: Iterable[Point]) -> str:
     return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
-
-
-def _steps(places: Sequence[Point]) -> str:
-    (x, y), rest = places[0], places[1:]
-    return f"M{x:.1f} {y:.1f}" + "".join(f"H{x:.1f}V{y:.1f}" for x, y in rest)
 
 
 def _percent(share: float) -> str:

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from phaseline.lab.report.amounts import whole
 from phaseline.lab.report.fields import Fields
@@ -142,15 +141,3 @@ def _named(fields: Fields) -> str:
 
 def of_kind(records: Iterable[Record], *kinds: str) -> Iterator[Record]:
     return (record for record in records if record.kind in kinds)
-
-
-def by_mode(rows: Iterable[Row]) -> "dict[str, list[Row]]":
-    """Rows of each mode, in the order in which modes appear."""
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        found.setdefault(row.mode, []).append(row)
-    return found
-
-
-def known(values: Iterable[Any]) -> list[Any]:
-    return [value for value in values if value is not None]

@@ -35,22 +35,22 @@ class Axis:
         return (value - self.low) / (self.high - self.low)
 
 
-def linear_axis(title: str, values: Iterable[float], *, from_zero: bool = True, ticks: int = 5) -> Axis:
-    """An axis that holds all values and begins and ends at round amounts."""
-    found = [*values, *([0.0] if from_zero else [])]
+def linear_axis(title: str, values: Iterable[float]) -> Axis:
+    """An axis that holds all values and zero, and begins and ends at round amounts."""
+    found = [*values, 0.0]
     low, high = min(found), max(found)
     if high <= low:
         low, high = (0.0, high or 1.0) if high >= 0 else (low, 0.0)
-    step = _round_step((high - low) / ticks)
+    step = _round_step((high - low) / 5)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     marks = [n * step for n in range(first, last + 1)]
     return _axis(title, marks[0], marks[-1], marks, lambda mark: _plain(mark, step))
 
 
-def time_axis(title: str, low: float, high: float, ticks: int = 8) -> Axis:
+def time_axis(title: str, low: float, high: float) -> Axis:
     """An axis that begins and ends where the values do, so that no room is lost."""
     high = high if high > low else low + (abs(low) or 1.0)
-    return _inside(title, low, high, ticks)
+    return _inside(title, low, high, 8)
 
 
 def log_axis(
@@ -76,10 +76,10 @@ def log_axis(
     return _axis(title, low, high, marks, label, log=True)
 
 
-def sizes_axis(title: str, sizes: Iterable[float], *, margin: float = 1.25) -> Axis:
+def sizes_axis(title: str, sizes: Iterable[float]) -> Axis:
     """A logarithmic axis whose ticks are the measured sizes themselves (prompt lengths, contexts, chunks)."""
     found = sorted(set(sizes))
-    low, high = found[0] / margin, found[-1] * margin
+    low, high = found[0] / 1.25, found[-1] * 1.25
     marks = _apart(found, low, high, 0.045)
     return _axis(title, low, high, marks, lambda size: f"{size:g}" if size < 1 else whole(size), log=True)
 

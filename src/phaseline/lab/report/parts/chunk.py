@@ -9,14 +9,15 @@ from phaseline.lab.report.amounts import count, figure, milliseconds, seconds, w
 from phaseline.lab.report.fields import Fields
 from phaseline.lab.report.markup import Markup
 from phaseline.lab.report.parts.base import Part, block
+from phaseline.lab.report.parts.curves import Fit, draw_fit
 from phaseline.lab.report.parts.interference import interval
-from phaseline.lab.report.plots import LEFT, OVER, RIGHT, UNDER, Look, Plot, side_by_side
+from phaseline.lab.report.plots import DECODE, LEFT, OVER, PREFILL, RIGHT, UNDER, Look, Plot, side_by_side
 from phaseline.lab.report.record import Record, of_kind
 from phaseline.lab.report.scales import linear_axis, log_axis, sizes_axis
 from phaseline.lab.report.tables import Column, Table
 from phaseline.lab.stats import median
 
-_PREFILL, _LINE, _GUIDE, _TRIED = Look("prefill"), Look("decode"), Look("fit", dash="3 3"), Look("series-0", "diamond")
+_TRIED = Look("series-0", "diamond")
 
 
 def draw(records: Sequence[Record]) -> list[Markup]:
@@ -77,15 +78,15 @@ def _frontier(record: Record, rows: Sequence[Fields]) -> Markup:
     plot = Plot(f"Frontier of chunk sizes. {'; '.join(one.told for one in every)}.", x, y)
     if budget:
         plot.level(budget)
-    plot.line([(one.ttft, one.gap) for one in _best(points)], _LINE, thin=True)
-    for one, shape in [*((point, _LINE) for point in points), *((check, _TRIED) for check in checks)]:
+    plot.line([(one.ttft, one.gap) for one in _best(points)], DECODE, thin=True)
+    for one, shape in [*((point, DECODE) for point in points), *((check, _TRIED) for check in checks)]:
         plot.whisker(one.ttft, one.low, one.high, shape)
         plot.dot(one.ttft, one.gap, shape, one.told)
     for one in points:
         plot.label(one.ttft, one.gap, one.name, [RIGHT, OVER, LEFT, UNDER])
     if budget:
         plot.label(x.low, budget, f"budget {figure(budget)} ms", [("start", -6), ("start", 15)], "ceiling")
-    plot.entry(_LINE, "settings; the line joins those that no other beats")
+    plot.entry(DECODE, "settings; the line joins those that no other beats")
     if checks:
         plot.entry(_TRIED, "tried: " + ", ".join(one.name for one in checks), line=False)
     told = "Down and left is better, and no size is best at both. Bars are 95% intervals over runs."
@@ -105,9 +106,9 @@ def _numbers(rows: Sequence[Fields]) -> Table:
 
 def _cost(record: Record) -> Markup | None:
     """What a step costs over the prompt tokens in it, and the fit with its knee."""
-    fit = record.fields.child("cost")
-    if record.kind != "chunk" or "slope_s" not in fit:
+    if record.kind != "chunk" or "cost" not in record.fields:
         return None
+    fit = Fit.read(record.fields.child("cost"))
     chunked = bool(record.fields.raw("frontier"))
     samples: dict[int, list[float]] = {}
     for row in record.fields.children("results"):
@@ -117,24 +118,20 @@ def _cost(record: Record) -> Markup | None:
     sizes = [size for size, found in samples.items() if found]
     if len(sizes) < 2:
         return None
-    floor, slope, knee = fit.positive("floor_s"), fit.number("slope_s"), fit.maybe_number("knee")
     x = sizes_axis("prompt tokens in the step", sizes)
-    places = [x.low * (x.high / x.low) ** (n / 60) for n in range(61)]
-    line = [(place, 1e3 * (floor + slope * max(0.0, place - (knee or 0.0)))) for place in places]
-    y = log_axis("time of a step, ms (logarithmic)", [*(s for f in samples.values() for s in f), *(t for _, t in line)])
-    at_knee = "no knee in sight" if knee is None else f"knee at {count(round(knee), 'token')}"
+    y = log_axis("time of a step, ms (logarithmic)", [piece for found in samples.values() for piece in found])
+    at_knee = f"knee at {count(round(fit.knee), 'token')}" if fit.knee else "no knee in sight"
     told = "; ".join(f"{whole(size)} takes {figure(median(samples[size]))} ms" for size in sizes)
-    plot = Plot(f"Cost of a chunk. {told}; {at_knee}; each token beyond costs {seconds(slope)}.", x, y)
-    plot.line(line, _GUIDE)
+    plot = Plot(f"Cost of a chunk. {told}; {at_knee}; each token beyond costs {seconds(fit.slope_s)}.", x, y)
     for size in sizes:
         middle, found = median(samples[size]), samples[size]
-        plot.whisker(size, min(found), max(found), _PREFILL)
-        plot.dot(size, middle, _PREFILL, f"{whole(size)} tokens: {figure(middle)} ms")
-    if knee is not None and x.low < knee < x.high:
-        plot.upright(knee)
-        plot.label(knee, y.high, at_knee, [("start", 14), ("end", 14)], "ceiling")
-    plot.entry(_PREFILL, "median of the rounds", line=False)
-    plot.entry(_GUIDE, "fit: floor and slope", glyph=False)
+        plot.whisker(size, min(found), max(found), PREFILL)
+        plot.dot(size, middle, PREFILL, f"{whole(size)} tokens: {figure(middle)} ms")
+    if x.low < fit.knee < x.high:
+        plot.upright(fit.knee)
+        plot.label(fit.knee, y.high, at_knee, [("start", 14), ("end", 14)], "ceiling")
+    plot.entry(PREFILL, "median of the rounds", line=False)
+    draw_fit(plot, fit, sizes)
     return plot.draw("Beside the rows of the running streams. Up to the knee, prompt tokens join a step for nothing.")
 
 

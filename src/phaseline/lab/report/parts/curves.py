@@ -110,13 +110,14 @@ def time_plot(series: Sequence[Series], sweep: Sweep, fit: Fit | None = None) ->
             plot.dot(at, row.median_s * 1e3, shape, f"{one.name}, {row.size}: {told_seconds(row.median_s)}")
         plot.entry(shape, one.name)
     if fit:
-        _draw_fit(plot, fit, [_at(row, sweep) for row in series[0].rows])
+        draw_fit(plot, fit, [_at(row, sweep) for row in series[0].rows])
     most = max(len(row.seconds) for row in rows)
     spread = f"Points are medians, bars reach from the fastest to the slowest of up to {most} samples."
     return plot.draw(spread if most > 1 else "One sample each: no spread is known.", _numbers(series, sweep))
 
 
-def _draw_fit(plot: Plot, fit: Fit, sizes: Sequence[float]) -> None:
+def draw_fit(plot: Plot, fit: Fit, sizes: Sequence[float]) -> None:
+    """The fit over the sizes it was made of, in milliseconds, as far as the axis goes."""
     low, high = min(sizes), max(sizes)
     places = [low * (high / low) ** (n / _FIT_POINTS) for n in range(_FIT_POINTS + 1)]
     points = [(place, fit.seconds(place) * 1e3) for place in places]

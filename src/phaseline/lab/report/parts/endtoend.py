@@ -20,20 +20,12 @@ def draw(records: Sequence[Record]) -> list[Markup]:
 
 
 def _grid(rows: Sequence[Fields]) -> Table:
-    table = Table(
-        "Medians of whole requests, one stream at a time; the worst gap is the largest of all",
-        [
-            Column("Prompt", "tokens"),
-            Column("Output", "tokens"),
-            Column("TTFT", "ms"),
-            Column("TPOT", "ms"),
-            Column("Worst gap", "ms"),
-            Column("End to end", "ms"),
-            Column("Prefill | decode", "share of the time", words=True),
-            Column("Goodput", "of requests"),
-            Column("Failed"),
-        ],
-    )
+    judged = any("slo_attainment" in row for row in rows)
+    columns = [Column("Prompt", "tokens"), Column("Output", "tokens"), Column("TTFT", "ms"), Column("TPOT", "ms")]
+    columns += [Column("Worst gap", "ms"), Column("End to end", "ms")]
+    columns += [Column("Prefill | decode", "share of the time", words=True)]
+    columns += [*([Column("Goodput", "of requests")] if judged else []), Column("Failed")]
+    table = Table("Medians of whole requests, one stream at a time; the worst gap is the largest of all", columns)
     prompt = None
     for row in rows:
         times = (milliseconds(row.maybe_positive(key)) for key in ("ttft_s", "tpot_s", "worst_gap_s", "e2e_s"))
@@ -42,7 +34,7 @@ def _grid(rows: Sequence[Fields]) -> Table:
             whole(row.whole("output")),
             *times,
             shares(row.maybe_number("prefill_share")),
-            share(row.maybe_number("slo_attainment")),
+            *([share(row.maybe_number("slo_attainment"))] if judged else []),
             f"{row.maybe_whole('failed') or 0} of {row.maybe_whole('samples') or 0}",
             new_group=row.whole("prompt") != prompt,
         )
