@@ -40,7 +40,8 @@ def test_commands_pass_or_are_refused(phaseline: Run, tmp_path: Path) -> None:
     assert done.returncode == 2 and "--no-answers" in done.stderr
     assert phaseline("guard", "check", silent, silent, *QUICK, "--no-answers").returncode == 0
     done = phaseline("guard", "check", base, base, "--least", "3", "--most", "3", "--settle", "0", "--json")
-    assert done.returncode == 4 and json.loads(done.stdout)["status"] == 4
+    record = json.loads(done.stdout)
+    assert done.returncode == record["status"] == 4 and "too few replicates to say more" in record["finding"]
 
 
 def test_what_is_recorded_holds_for_later_checks(phaseline: Run, tmp_path: Path) -> None:
@@ -64,6 +65,20 @@ def test_what_is_recorded_holds_for_later_checks(phaseline: Run, tmp_path: Path)
     assert done.returncode == 0 and record["targets"] == {"base": base, "head": head, "anchor": base}
     floors.write_text("[floor_percent]\nprefill = 0.1\n")
     assert phaseline(*checked, "--floors", str(floors)).returncode == 1
+
+
+def test_floors_that_would_hide_what_must_be_caught_are_not_written(phaseline: Run, tmp_path: Path) -> None:
+    floors, script = tmp_path / "floors.toml", tmp_path / "switching.sh"
+    script.write_text(
+        f"echo >> {tmp_path}/turns\n"
+        f"turn=$(($(wc -l < {tmp_path}/turns) % 2))\n"
+        """echo "{\\"ttft_s\\": $turn.1, \\"tpot_s\\": 0.1}"\n"""
+    )
+    switching = f"cmd:sh {script}"
+    done = phaseline("guard", "record", switching, *QUICK, "--no-answers", "--floors", str(floors))
+    assert (done.returncode, done.stderr) == (4, "")
+    assert "is not written: the noise of prefill hides the 5% that must not pass" in done.stdout
+    assert not floors.exists()
 
 
 def test_the_file_in_the_folder_is_heeded(phaseline: Run, tmp_path: Path) -> None:
@@ -138,6 +153,8 @@ def test_ctrl_c_keeps_what_was_measured(start: Start, tmp_path: Path) -> None:
     ("words", "said"),
     [
         (["check", "this"], "say what it serves by --model"),
+        (["check", "phaseline:MODEL", "this", "--model", "MODEL"], "only targets of one sort"),
+        (["check", "cmd:true", "openai:http://127.0.0.1:9"], "only targets of one sort"),
         (["check", "rev:no-such-revision", "--model", "MODEL"], "revision 'no-such-revision' is unknown to git"),
         (["check", "cmd:false", "cmd:false"], "exit status 1"),
         (["check", "cmd:", "cmd:true"], "an empty command"),

@@ -64,6 +64,12 @@ def test_noise_widens_what_counts_as_agreement() -> None:
     assert judge(DECODE, [deaf]).limit == "bandwidth"
 
 
+def test_noise_is_told() -> None:
+    told = "its time varies by 30% between rounds"
+    assert told in " ".join(judge(timed(1.0, bandwidth=0.4, noise=0.3)).evidence)
+    assert told not in " ".join(judge(timed(1.0, bandwidth=0.4, noise=0.02)).evidence)
+
+
 def test_compute_needs_time_linear_in_rows() -> None:
     prefill = timed(1.0, compute=0.6, bandwidth=0.05, launch=0.001)
     linear = Intervention("half the rows", prefill, timed(0.5, compute=0.3, bandwidth=0.04, launch=0.001))

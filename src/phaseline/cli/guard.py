@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phaseline.cli.lab.specs import BUILD_SPECS, COMMAND_SPECS, SYSTEM_SPECS, open_contender
+from phaseline.cli.lab.specs import BUILD_SPECS, COMMAND_SPECS, SYSTEM_SPECS, open_contender, sort_of
 from phaseline.cli.options import add_output_options
 from phaseline.errors import RequestError
 
@@ -102,16 +102,15 @@ def _record(args: argparse.Namespace) -> int:
     if status:
         return status
     floors = floors_from_noise(record["noise"], _anchor(args.target, record))
-    write_floors(path, floors)
     noisy = [phase for phase, floor in floors.floor.items() if floor >= rules.catch]
-    if not args.json:
-        told = ", ".join(f"{phase} {floor:.2%}" for phase, floor in floors.floor.items())
+    told = f"{path} is not written: the noise of {' and '.join(noisy)} hides the {rules.catch:.0%} that must not pass"
+    if not noisy:
+        write_floors(path, floors)
+        known = ", ".join(f"{phase} {floor:.2%}" for phase, floor in floors.floor.items())
         anchor = floors.anchor.target if floors.anchor else "none, since another day it would be something else"
-        print(f"written to {path}: floors {told}; anchor: {anchor}")
-        if noisy:
-            print(
-                f"TOO NOISY: the floor of {' and '.join(noisy)} is not below the {rules.catch:.0%} that must not pass"
-            )
+        told = f"written to {path}: floors {known}; anchor: {anchor}"
+    if not args.json:
+        print(told)
     return _UNKNOWN if noisy else 0
 
 
@@ -122,6 +121,11 @@ def _check(args: argparse.Namespace) -> int:
     anchor = args.anchor or (floors.anchor.target if floors.anchor else None)
     targets = {"base": args.base, "head": args.head} | ({"anchor": anchor} if anchor else {})
     targets |= {"again": args.base} if args.aa else {}
+    if len({sort_of(target) for target in targets.values()}) > 1:
+        raise RequestError(
+            f"{', '.join(targets.values())}: builds keep their own time, commands print it, systems are timed from "
+            "outside; only targets of one sort can be held against each other"
+        )
 
     def build(contenders: Mapping[str, "Contender"]) -> "Experiment":
         return Check(Replicates(contenders, _work(args)), floors.floor, rules)
@@ -182,8 +186,8 @@ def _work(args: argparse.Namespace) -> "Work":
     from phaseline.lab.guard import Work
 
     # A command's run is long, and a process of its own each time.
-    commands = any(getattr(args, name, "").startswith("cmd:") for name in ("target", "base", "head"))
-    asks = (1 if commands else 3) if args.asks is None else args.asks
+    command = sort_of(getattr(args, "target", None) or args.base) == "command"
+    asks = (1 if command else 3) if args.asks is None else args.asks
     for name, value, least in (("prompt", args.prompt_tokens, 1), ("output", args.output_tokens, 2), ("asks", asks, 1)):
         if value < least:
             raise RequestError(f"{name} = {value}: it must be at least {least}")
@@ -227,6 +231,7 @@ def _show_check(record: Mapping[str, Any], screen: "Screen") -> None:
 
     if not record["results"]:
         return
+    names = ("loss", "low", "high", "floor")
     headers = ("phase", "against", "head\nms", "reference\nms", "lost\n%", "from\n%", "to\n%", "floor\n%", "verdict")
     rows = [
         [
@@ -234,7 +239,7 @@ def _show_check(record: Mapping[str, Any], screen: "Screen") -> None:
             row["reference"],
             row["head_s"] * 1e3,
             row["reference_s"] * 1e3,
-            *(f"{row[name] * 100:.1f}" for name in ("loss", "low", "high", "floor")),
+            *(f"{row[name] * 100:.1f}" if -1 < row[name] < math.inf else "-" for name in names),
             row["verdict"],
         ]
         for row in record["results"]

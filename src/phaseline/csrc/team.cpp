@@ -1,20 +1,23 @@
 #include "team.h"
 
 #include <immintrin.h>
+#include <sched.h>
+
 #include <chrono>
 
 namespace phaseline {
 
 namespace {
 
-// Waits until `value` is no longer `old`: pauses first, since the others are usually within a microsecond, then sleeps,
-// since on a shared machine the thread waited for may need this core.
+// Waits until `value` is no longer `old`: pauses first, since the others are usually within a microsecond, then gives
+// the core away between looks, since on a shared machine the thread waited for may need it. Sleeping instead was tried:
+// with a foreign process on one core, a wake-up at every barrier cost more than the lost slices.
 void await_change(const std::atomic<unsigned>& value, unsigned old, int spins) {
     for (int i = 0; i < spins; i++) {
         if (value.load(std::memory_order_acquire) != old) return;
         _mm_pause();
     }
-    while (value.load(std::memory_order_acquire) == old) value.wait(old, std::memory_order_acquire);
+    while (value.load(std::memory_order_acquire) == old) sched_yield();
 }
 
 constexpr int SPINS = 2000;
@@ -58,7 +61,6 @@ void Team::barrier() {
         arrived_.store(0, std::memory_order_relaxed);
         next_task_.store(0, std::memory_order_relaxed);
         epoch_.store(epoch + 1, std::memory_order_release);
-        epoch_.notify_all();
     } else {
         await_change(epoch_, epoch, spins_);
     }

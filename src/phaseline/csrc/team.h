@@ -37,7 +37,7 @@ class Team {
     void work(int thread);
     void dismiss();
 
-    const int spins_;  // looks at a barrier before a thread sleeps
+    const int spins_;  // looks at a barrier before a thread gives its core away
     std::vector<std::thread> workers_;
     const std::function<void(int)>* job_ = nullptr;
     alignas(64) std::atomic<unsigned> start_{0};  // bumped for each job

@@ -13,6 +13,7 @@ from typing import Any
 from phaseline.lab.regime import NEAR, Bounds
 
 _CLOSE = math.log(1.35)  # a time follows a resource if it changes like its bound, within this factor
+_NOISY = 0.1  # median deviation as a share of the time: more of it is told
 _NAMES = {"compute": "arithmetic", "bandwidth": "reading", "launch": "launching"}
 LIMITS = tuple(_NAMES)
 
@@ -107,6 +108,10 @@ def judge(work: Timed, interventions: Sequence[Intervention] = ()) -> Claim:
     fraction = work.share(tightest)
     shares = ", ".join(f"{name} {work.share(limit):.0%}" for limit, name in _NAMES.items())
     evidence = [f"of the time, the ceilings explain: {shares}", *(one.describe() for one in interventions)]
+    if work.noise > _NOISY:
+        evidence.append(
+            f"its time varies by {work.noise:.0%} between rounds, while ceilings are the best of all rounds"
+        )
     if fraction < NEAR:
         evidence.append(f"no resource explains {NEAR:.0%} of it")
         return Claim("unknown", fraction, False, tuple(evidence))

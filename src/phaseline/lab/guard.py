@@ -298,6 +298,8 @@ def _sentence(finding: Finding, catch: float) -> str:
     one, lost = finding.comparison, finding.loss
     amount = f"{abs(lost.estimate):.1%} {'slower' if lost.estimate >= 0 else 'faster'} than the {one.reference}"
     span = f"({lost.low:+.1%} to {lost.high:+.1%} of its time)"
+    if not lost.bounded:
+        return f"{one.phase} seems {amount}: too few replicates to say more"
     meaning = {
         Verdict.SLOWER: f"more than its floor of {one.floor:.1%}",
         Verdict.KEPT: f"less than {catch:.0%} lost for sure",

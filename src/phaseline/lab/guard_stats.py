@@ -67,6 +67,11 @@ class Loss:
     low: float
     high: float
 
+    @property
+    def bounded(self) -> bool:
+        """There were enough replicates for both bounds."""
+        return self.low > -1 and self.high < math.inf
+
     def verdict(self, floor: float, catch: float) -> Verdict:
         if self.low > floor:
             return Verdict.SLOWER

@@ -48,6 +48,17 @@ def test_whatever_stands_where_it_is_drawn_or_refused(records: dict[str, Record]
     refuses_or_draws(record)
 
 
+def test_counts_beyond_all_reason_take_neither_time_nor_memory(records: dict[str, Record]) -> None:
+    for record in records.values():
+        huge = copy.deepcopy(record)
+        for at in [path for path in paths(huge) if path[-1] in ("prompt_tokens", "output_tokens", "tokens", "count")]:
+            put(huge, at, 10**18)
+        for traces in (huge.get("traces", []), *(row.get("traces", []) for row in huge["results"])):
+            for trace in traces:
+                trace["events"] = [[t_ns, channel, 10**18] for t_ns, channel, _ in trace["events"]]
+        refuses_or_draws(huge)
+
+
 def refuses_or_draws(record: Record) -> None:
     try:
         page = report_page([Read(1, "odd.json", kind_of(record, "odd.json"), Fields(record, "odd.json"))])

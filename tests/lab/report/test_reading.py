@@ -75,6 +75,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
         ("load", ("summary", "completed"), "all", "summary: completed must be a whole number"),
         ("interference", ("timelines", 0, "lanes", 1, "ticks"), [None], "ticks must be a list of finite numbers"),
         ("interference", ("results", 0, "clashes", 0, "victims"), 5, "results[0]: clashes[0]"),
+        ("chunk", ("results", 0, "size"), 0, "results[0]: size must be a number of tokens above 0"),
         ("guard", ("systems",), "two", "systems must be an object"),
         ("regime", ("finding",), {}, "finding must be a list"),
     ],

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phaseline.cli.lab.common import conduct_here, counts, finish, print_table
-from phaseline.cli.lab.specs import BUILD_SPECS, SYSTEM_SPECS, is_build, open_contender, same_build
+from phaseline.cli.lab.specs import BUILD_SPECS, SYSTEM_SPECS, open_contender, same_build, sort_of
 from phaseline.cli.options import add_output_options
 from phaseline.errors import RequestError
 
@@ -88,7 +88,7 @@ def _roles(args: argparse.Namespace) -> "Roles":
     pairs = [(a, b) for a in range(len(specs)) for b in range(a + 1, len(specs)) if same_build(specs[a], specs[b])]
     others = [number for number in range(1, len(specs)) if (0, number) not in pairs]
     subject = others[0] if others else 0
-    if args.parent and is_build(args.parent) != is_build(specs[subject]):
+    if args.parent and sort_of(args.parent) != sort_of(specs[subject]):
         raise RequestError(
             f"--parent {args.parent} is not measured as {specs[subject]} is: a build keeps its own time. Hold "
             "builds against builds (this, rev:REVISION), systems against systems"

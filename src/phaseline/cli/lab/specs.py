@@ -30,22 +30,27 @@ def open_contender(spec: str, *, model: str | None = None, slow: Mapping[str, fl
     Raises RequestError for a spec that makes no sense, or for one that cannot be slowed.
     """
     kind, _, what = spec.partition(":")
-    if kind == "cmd":
+    if sort_of(spec) == "command":
         from phaseline.lab.guard_commands import CommandContender
 
         if slow is not None:
             raise RequestError(f"{spec}: a command cannot be slowed in one phase; a build or a server can")
         return CommandContender(what)
-    if is_build(spec):
+    if sort_of(spec) == "build":
         return _open_build(spec, model, slow)
     if kind not in SYSTEMS or not what:
         raise RequestError(f"{spec!r} is not KIND:WHAT with a KIND of {', '.join((*SYSTEMS, 'rev', 'cmd'))}, or this")
     return _open_system(spec, slow)
 
 
-def is_build(spec: str) -> bool:
-    """Whether it is measured in a process of its own, which keeps the time itself."""
-    return spec == "this" or spec.startswith("rev:")
+def sort_of(spec: str) -> str:
+    """Who keeps the time: a `build`, in its process; a `command`, in what it prints; or the lab itself, of a `system`.
+
+    Times of different sorts cannot be held against each other.
+    """
+    if spec == "this" or spec.startswith("rev:"):
+        return "build"
+    return "command" if spec.startswith("cmd:") else "system"
 
 
 def same_build(one: str, other: str) -> bool:

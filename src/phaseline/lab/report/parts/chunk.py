@@ -17,6 +17,7 @@ from phaseline.lab.report.scales import linear_axis, log_axis, sizes_axis
 from phaseline.lab.report.tables import Column, Table
 from phaseline.lab.stats import median
 
+_LONGEST_PROMPT = 1 << 20  # tokens
 _TRIED = Look("series-0", "diamond")
 
 
@@ -112,9 +113,12 @@ def _cost(record: Record) -> Markup | None:
     chunked = bool(record.fields.raw("frontier"))
     samples: dict[int, list[float]] = {}
     for row in record.fields.children("results"):
-        clashes = [clash for clash in row.each("clashes", Clash.from_dict) if clash.victims]
-        pieces = [piece_seconds(clash, int(row.positive("size")), chunked=chunked) for clash in clashes]
-        samples.setdefault(row.whole("size"), []).extend(piece * 1e3 for piece in pieces if piece)
+        size = row.whole("size")
+        if not size:
+            raise row.refusal("size", "a number of tokens above 0")
+        clashes = [clash for clash in row.each("clashes", Clash.from_dict) if _can_be(clash)]
+        pieces = [piece_seconds(clash, size, chunked=chunked) for clash in clashes]
+        samples.setdefault(size, []).extend(piece * 1e3 for piece in pieces if piece)
     sizes = [size for size, found in samples.items() if found]
     if len(sizes) < 2:
         return None
@@ -133,6 +137,11 @@ def _cost(record: Record) -> Markup | None:
     plot.entry(PREFILL, "median of the rounds", line=False)
     draw_fit(plot, fit, sizes)
     return plot.draw("Beside the rows of the running streams. Up to the knee, prompt tokens join a step for nothing.")
+
+
+def _can_be(clash: Clash) -> bool:
+    """Somebody was there to be held up, by a prompt of a length that some model reads."""
+    return bool(clash.victims) and (clash.intruder.prompt_tokens or 0) <= _LONGEST_PROMPT
 
 
 PART = Part(
