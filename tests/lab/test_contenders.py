@@ -22,7 +22,7 @@ SCRIPT = Script(steady(0.02, 0.005, 4), wire=Wire(counts="token_ids"))
 
 def serve(script: Script, max_tokens: int = 4) -> Reading:
     async def run() -> Reading:
-        contender = StreamContender("it", TruthSystem(script))
+        contender = StreamContender("it", lambda: TruthSystem(script))
         await contender.start()
         try:
             return await contender.serve(Ask("one two three", max_tokens))
@@ -63,10 +63,32 @@ def test_a_stream_without_tokens_is_said_to_be_one() -> None:
                 return
                 yield
 
-        return await StreamContender("it", Silent(SCRIPT)).serve(Ask("one", 4))
+        contender = StreamContender("it", lambda: Silent(SCRIPT))
+        await contender.start()
+        return await contender.serve(Ask("one", 4))
 
     with pytest.raises(PhaselineError, match="it brought no token"):
         asyncio.run(nothing())
+
+
+@pytest.mark.parametrize(("lasting", "made"), [(False, 3), (True, 1)])
+def test_what_is_in_this_process_is_opened_for_each_start(lasting: bool, made: int) -> None:
+    systems: list[TruthSystem] = []
+
+    def make() -> TruthSystem:
+        systems.append(TruthSystem(SCRIPT))
+        return systems[-1]
+
+    async def run() -> None:
+        contender = StreamContender("it", make, lasting=lasting)
+        for _ in range(3):
+            await contender.start()
+            assert (await contender.describe())["kind"] == "truth"
+            await contender.stop()
+        await contender.close()
+
+    asyncio.run(run())
+    assert len(systems) == made
 
 
 def test_what_a_cache_has_served() -> None:

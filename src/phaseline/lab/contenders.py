@@ -1,6 +1,6 @@
 """What takes turns in a comparison: anything that can be asked again and again, and whose phases can be told apart."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -58,30 +58,46 @@ class Contender(Protocol):
 
 
 class StreamContender:
-    """A system of streams: a server, or an engine in this process, which goes on running between its turns."""
+    """A system of streams; `make` opens it.
+
+    One in this process is opened anew for each start: where its weights happen to lie in memory can make it several
+    percent faster or slower for as long as it lives. A `lasting` one, a server, is opened once.
+    """
 
     prompted = True
 
-    def __init__(self, name: str, system: StreamSystem, vocabulary: Vocabulary = WORDS) -> None:
+    def __init__(
+        self, name: str, make: Callable[[], StreamSystem], vocabulary: Vocabulary = WORDS, *, lasting: bool = False
+    ) -> None:
         self.name, self.vocabulary = name, vocabulary
-        self._system = system
+        self._make, self._lasting = make, lasting
+        self._system: StreamSystem | None = None
 
     async def start(self) -> None:
-        """It runs already."""
+        if self._system is None:
+            self._system = self._make()
 
     async def serve(self, ask: Ask) -> Reading:
-        listener = _Listener(self._system)
+        listener = _Listener(self._running)
         trace = await follow(listener, ask)
         return read_trace(self.name, trace, ask, listener.text or None)
 
     async def stop(self) -> None:
-        """It goes on."""
+        if not self._lasting:
+            await self.close()
 
     async def describe(self) -> Mapping[str, Any]:
-        return await self._system.describe()
+        return await self._running.describe()
 
     async def close(self) -> None:
-        await self._system.close()
+        system, self._system = self._system, None
+        if system is not None:
+            await system.close()
+
+    @property
+    def _running(self) -> StreamSystem:
+        assert self._system is not None  # it was started
+        return self._system
 
 
 class _Listener:

@@ -85,7 +85,8 @@ class ProxiedContender:
     async def start(self) -> None:
         if self._behind is None:
             url = await self._open.enter_async_context(delaying(self._base_url, **self._slow))
-            self._behind = StreamContender(self.name, self._make(url), self.vocabulary)
+            self._behind = StreamContender(self.name, lambda: self._make(url), self.vocabulary, lasting=True)
+            await self._behind.start()
             self._open.push_async_callback(self._behind.close)
 
     async def serve(self, ask: Ask) -> Reading:

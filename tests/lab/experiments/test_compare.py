@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from phaseline import load
-from phaseline.errors import RequestError
+from phaseline.errors import PhaselineError, RequestError
 from phaseline.lab.contenders import Contender, StreamContender
 from phaseline.lab.experiments.base import conduct
 from phaseline.lab.experiments.compare import Compare, Roles
@@ -45,8 +45,9 @@ def test_the_same_work_by_turns() -> None:
     log: list[tuple[str, Ask]] = []
     a, b = (Scripted(name, vocabulary=range(60), noise=noisy(i), log=log) for i, name in enumerate("ab"))
     record = compare([a, b], Roles(2))
-    assert a.starts == b.starts == 1 and not a.running and not b.running
-    timed = log[4:]  # after two warm-ups each
+    assert a.starts == b.starts == 5 and not a.running and not b.running
+    timed = [(name, ask) for name, ask in log if ask.max_tokens != 8]
+    assert len(log) == len(timed) + 10  # a warm-up for each start
     work = Counter((name, len(ask.prompt), ask.max_tokens) for name, ask in timed)
     assert work == {(name, *one): 5 for name in "ab" for one in ((10, 1), (40, 1), (20, 5))}
     prompts = [tuple(ask.prompt) for _, ask in log]
@@ -76,10 +77,10 @@ def test_where_they_stand() -> None:
 
 
 def test_parent_feature_and_noise() -> None:
-    a, off, parent = (Scripted(name, read, noise=noisy(i)) for i, (name, read) in enumerate(
-        (("a", 0.001), ("a,off", 0.004), ("parent", 0.002))
+    a, off, parent, again = (Scripted(name, read, noise=noisy(i)) for i, (name, read) in enumerate(
+        (("a", 0.001), ("a,off", 0.004), ("parent", 0.002), ("a", 0.001))
     ))  # fmt: skip
-    record = compare([a, off, parent, a], Roles(2, subject=0, parent=2, again=3, attributions=[(0, 1)]))
+    record = compare([a, off, parent, again], Roles(2, subject=0, parent=2, again=3, attributions=[(0, 1)]))
     attribution, before = record["denominators"]
     assert (attribution["kind"], attribution["of"], attribution["against"]) == ("attribution", "a", "a,off")
     assert attribution["prefill"]["value"] == pytest.approx(4, rel=0.05)
@@ -88,7 +89,7 @@ def test_parent_feature_and_noise() -> None:
     assert len(record["standings"]) == 2 and "parent" not in record["finding"]
     assert all(0 < record["noise"][phase] < 0.05 for phase in ("prefill", "decode"))
     assert {row["system"] for row in record["results"]} == {"a", "a,off", "parent", "a again"}
-    assert a.starts == 1
+    assert [one["name"] for one in record["systems"]] == ["a", "a,off", "parent", "a again"]
 
 
 def test_one_system_is_told_what_its_ratio_means() -> None:
@@ -98,14 +99,14 @@ def test_one_system_is_told_what_its_ratio_means() -> None:
 
 def test_samples_that_fail_are_left_out_and_told() -> None:
     a, b, c = (Scripted(name, noise=noisy(i)) for i, name in enumerate("abc"))
-    b.fails_after = 9
+    b.fails_after = 9  # in its third run
     c.cached = 30  # of the prompts of 40
     record = compare([a, b, c], Roles(3))
     assert "samples failed and are left out" in record["finding"]
     rows = {(row["system"], row["phase"], row["tokens"]): row for row in record["results"]}
     assert any("b failed: scripted" in fault for row in record["results"] for fault in row["faults"])
     served = [seconds for row in record["results"] if row["system"] == "b" for seconds in row["seconds"]]
-    assert len(served) - served.count(None) == 9 - 2  # and two warm-ups
+    assert len(served) == 15 and len(served) - served.count(None) == 9 - 3  # and three warm-ups
     assert rows["c", "prefill", 40]["tok_s"] is None and "from a prefix cache" in rows["c", "prefill", 40]["faults"][0]
 
 
@@ -116,14 +117,14 @@ def test_an_interrupted_comparison_counts_whole_rounds() -> None:
         task = asyncio.create_task(
             conduct(Compare([a, b], Roles(2), **SMALL | {"settle_s": 0.001}), lambda done, total, label: None, {})
         )
-        while len(a.log) + len(b.log) < 4 + 15:
+        while len(a.log) + len(b.log) < 2 * 8 + 5:  # two rounds, and a part of the next
             await asyncio.sleep(0)
         task.cancel()
         return await task
 
     record = asyncio.run(interrupt())
     assert record["partial"] is True and not a.running and not b.running
-    assert sum(len(row["seconds"]) for row in record["results"]) >= 15
+    assert 2 * 6 < sum(len(row["seconds"]) for row in record["results"]) < 3 * 6
     assert record["standings"][1]["worst_ratio"] is not None
     json.loads(to_json(record))
 
@@ -134,6 +135,15 @@ def test_an_interrupted_comparison_counts_whole_rounds() -> None:
         return await task
 
     assert asyncio.run(at_once())["finding"] == "b brought nothing to compare"
+
+
+def test_one_that_does_not_start_at_all() -> None:
+    b = Scripted("b")
+    b.fails_after = 0
+    a = Scripted("a")
+    with pytest.raises(PhaselineError, match="b failed: scripted"):
+        compare([a, b], Roles(2))
+    assert not a.running and not b.running
 
 
 @pytest.mark.parametrize("bad", [{"prompts": ()}, {"prompts": (0,)}, {"rounds": 0}, {"tokens": 0}, {"context": 0}])
@@ -150,12 +160,12 @@ def test_a_command_is_no_system() -> None:
 def test_our_engine_beside_a_server_whose_steps_are_known(tmp_path: Any) -> None:
     """The server reads one token per step of 4 ms, and writes one per step."""
     script = Script(engine=Costs(chunk=1, prompt_s=0.004, decode_s=0.004), wire=Wire(counts="token_ids"))
-    engine = load(write_llama(tmp_path / "tiny.gguf", context=1024), threads=1)
+    model = write_llama(tmp_path / "tiny.gguf", context=1024)
 
     async def run() -> dict[str, Any]:
         async with serving(script) as url:
-            server = StreamContender("server", OpenAISystem(url, "truth"))
-            ours = StreamContender("ours", PhaselineStreams(engine), range(320))
+            server = StreamContender("server", lambda: OpenAISystem(url, "truth"), lasting=True)
+            ours = StreamContender("ours", lambda: PhaselineStreams(load(model, threads=1)), range(320))
             try:
                 experiment = Compare([ours, server], Roles(2), **SMALL | {"rounds": 3})
                 return await conduct(experiment, lambda done, total, label: None, {})

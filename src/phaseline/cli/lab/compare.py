@@ -59,10 +59,11 @@ def run(args: argparse.Namespace) -> int:
     async def conduct() -> dict[str, Any]:
         opened: list[Contender] = []
         try:
-            for spec in [*args.systems, *([args.parent] if args.parent else [])]:
+            more = [*([args.parent] if args.parent else []), *(args.systems[:1] if args.aa else [])]
+            for spec in [*args.systems, *more]:
                 opened.append(open_contender(spec, model=args.model))
             experiment = Compare(
-                [*opened, *(opened[:1] if args.aa else [])],
+                opened,
                 roles,
                 prompts=args.prompts,
                 context=args.context,

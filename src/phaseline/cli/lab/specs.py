@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from phaseline.cli.lab.systems import SYSTEMS, add_system_options, load_engine, open_system, vocabulary
 from phaseline.cli.options import load_options
@@ -12,6 +12,7 @@ from phaseline.errors import RequestError
 if TYPE_CHECKING:
     from phaseline.lab.contenders import Contender
     from phaseline.lab.guard_builds import Build
+    from phaseline.lab.systems.base import StreamSystem
 
 SYSTEM_SPECS = """\
 phaseline:MODEL, llamacpp:MODEL (in this process) or llamacpp:URL, openai:URL, transformers:FOLDER; options of the \
@@ -24,7 +25,7 @@ _OWN = {"system", "base-url", "script", "json", "out", "calibrate", "seed"}  # t
 
 
 def open_contender(spec: str, *, model: str | None = None, slow: Mapping[str, float] | None = None) -> "Contender":
-    """What a spec means; one that lives in this process has its model loaded. `model` is what builds serve.
+    """What a spec means. It is loaded when it is started. `model` is what builds serve.
 
     With `slow` it is slowed by those shares of its phases, and measured in the same way if they are empty.
     Raises RequestError for a spec that makes no sense, or for one that cannot be slowed.
@@ -82,23 +83,27 @@ def _open_system(spec: str, slow: Mapping[str, float] | None) -> "Contender":
     from phaseline.lab.contenders import StreamContender
 
     args = _parse(spec)
+    words = vocabulary(args)
     if slow is None:
-        return StreamContender(spec, open_system(args), vocabulary(args))
+        return StreamContender(spec, lambda: open_system(args), words, lasting=bool(args.base_url))
     if args.base_url:
         from phaseline.lab.proxy import ProxiedContender
 
-        def behind(url: str) -> Any:
+        def behind(url: str) -> "StreamSystem":
             return open_system(argparse.Namespace(**vars(args) | {"base_url": url}))
 
-        return ProxiedContender(spec, args.base_url, behind, slow, vocabulary(args))
+        return ProxiedContender(spec, args.base_url, behind, slow, words)
     if args.system != "phaseline":
         raise RequestError(f"{spec}: only phaseline, rev, this, and servers by their URL can be slowed")
     from phaseline.cli.guard_worker import Slowed
     from phaseline.lab.systems.phaseline import PhaselineStreams
 
-    engine = load_engine(args)
-    engine.executor = Slowed(engine.executor, **slow)
-    return StreamContender(spec, PhaselineStreams(engine), vocabulary(args))
+    def slowed() -> "StreamSystem":
+        engine = load_engine(args)
+        engine.executor = Slowed(engine.executor, **slow)
+        return PhaselineStreams(engine)
+
+    return StreamContender(spec, slowed, words)
 
 
 def _parse(spec: str) -> argparse.Namespace:

@@ -54,7 +54,7 @@ class Roles:
 
 
 class Compare:
-    """An experiment over several contenders; `contenders[roles.again]` may be the reference itself."""
+    """An experiment over several contenders, each of which begins anew in every round, where it can."""
 
     name = "compare"
 
@@ -81,30 +81,31 @@ class Compare:
         work = [("prefill", n, 0) for n in self._lengths] + [("decode", tokens, context)]
         self._samples = {Cell(i, *one): _Samples() for one in work for i in range(len(contenders))}
         self._vocabulary = common_vocabulary(contenders)
-        self._described: list[Mapping[str, Any]] = []
+        self._described: dict[int, Mapping[str, Any]] = {}
         self._asked = 0
 
     async def run(self, progress: Progress) -> None:
-        own = list(dict.fromkeys(self._contenders))  # the reference may be there twice
         total = self._rounds * len(self._samples)
-        try:
-            for contender in own:
-                await contender.start()
-            self._described = [await contender.describe() for contender in self._contenders]
-            for contender in own:  # warm-up, not recorded
-                progress(0, total, f"warm-up: {contender.name}")
-                for length in {self._lengths[-1], self._context}:
-                    await contender.serve(self._ask(length, 8))
-            order = [cell for some in interleave(list(self._samples), self._rounds, self._seed) for cell in some]
-            for done, (before, cell) in enumerate(pairwise([None, *order])):
-                assert cell is not None  # only the first one is
-                progress(done, total, f"{self._contenders[cell.system].name}, {cell.phase}")
-                if before is None or self._contenders[before.system] is not self._contenders[cell.system]:
-                    await asyncio.sleep(self._settle_s)
-                await self._sample(cell)
-        finally:
-            for contender in own:
-                await contender.stop()
+        for made, order in enumerate(interleave(list(self._samples), self._rounds, self._seed)):
+            failed: dict[int, str] = {}
+            try:
+                for number in dict.fromkeys(cell.system for cell in order):
+                    progress(made * len(order), total, f"{self._name(number)}: starting")
+                    try:
+                        await self._start(number)
+                    except PhaselineError as error:
+                        if not made:
+                            raise
+                        failed[number] = str(error)
+                for done, (before, cell) in enumerate(pairwise([None, *order])):
+                    assert cell is not None  # only the first one is
+                    progress(made * len(order) + done, total, f"{self._name(cell.system)}: {cell.phase}")
+                    if before is None or before.system != cell.system:
+                        await asyncio.sleep(self._settle_s)
+                    await self._sample(cell, failed.get(cell.system))
+            finally:
+                for contender in self._contenders:
+                    await contender.stop()
 
     def record(self) -> dict[str, Any]:
         standings = [self._standing(number) for number in range(len(self._contenders))]
@@ -116,7 +117,8 @@ class Compare:
         return {
             "finding": ". ".join(told),
             "systems": [
-                {"name": one.name, **facts} for one, facts in zip(self._contenders, self._described, strict=False)
+                {"name": self._name(number), **self._described.get(number, {})}
+                for number in range(len(self._contenders))
             ],
             "rounds": max((len(some.seconds) for some in self._samples.values()), default=0),
             "seed": self._seed,
@@ -127,9 +129,19 @@ class Compare:
             "noise": None if self._roles.again is None else noise(reference, standings[self._roles.again]),
         }
 
-    async def _sample(self, cell: Cell) -> None:
+    async def _start(self, number: int) -> None:
+        """Begin a run of a system, described in its first one, and warm it up."""
+        contender = self._contenders[number]
+        await contender.start()
+        if number not in self._described:
+            self._described[number] = await contender.describe()
+        await contender.serve(self._ask(self._lengths[-1], 8))
+
+    async def _sample(self, cell: Cell, fault: str | None) -> None:
         samples, contender = self._samples[cell], self._contenders[cell.system]
         try:
+            if fault:
+                raise PhaselineError(fault)
             reading = await contender.serve(self._ask(*cell.lengths))
             refuse_cached(contender.name, reading.trace)
         except PhaselineError as error:
@@ -141,7 +153,7 @@ class Compare:
         samples.traces.append(reading.trace)
 
     def _ask(self, prompt: int, answer: int) -> Ask:
-        """No prompt comes twice, for whichever system: one of them may be there under two names."""
+        """No prompt comes twice, for whichever system: one server may be there under two names."""
         self._asked += 1
         words = self._vocabulary
         asks = random_asks(self._asked, prompt, answer, vocabulary=words, seed=self._seed, options=_GREEDY)
