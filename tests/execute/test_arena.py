@@ -47,7 +47,7 @@ def programs(draw: st.DrawFn) -> Program:
     values[:] = [last]
     grow(draw(st.integers(0, 3)))
     (logits,) = linear(b, values[-1], [weight(8, values[-1].width)], ("logits",))
-    return Program(b.ops, b.layers, PagedKV(1, 1, 16), logits, 8, 64)
+    return Program(b.ops, b.layers, (PagedKV(1, 1, 16),), logits, 8, 64)
 
 
 @dataclass
@@ -107,7 +107,7 @@ def test_a_place_is_used_again_and_the_logits_have_none() -> None:
     last = Value("last", Rows.WANTED, 32)
     b.add(SelectRows(x, last))
     (logits,) = linear(b, last, [weight(8, 32)], ("logits",))
-    columns = plan_columns(Program(b.ops, b.layers, PagedKV(1, 1, 16), logits, 8, 64))
+    columns = plan_columns(Program(b.ops, b.layers, (PagedKV(1, 1, 16),), logits, 8, 64))
     assert logits not in columns
     assert max(column for value, column in columns.items() if value.rows is Rows.TOKENS) == 32
     assert all(column % 16 == 0 for column in columns.values())
@@ -118,8 +118,8 @@ def test_the_simulation_notices_an_overlap() -> None:
     x = Value("x", Rows.TOKENS, 32)
     b.add(Embed(weight(8, 32), x))
     (y,) = linear(b, x, [weight(32, 32)], ("y",))
-    memory = Memory(Program(b.ops, b.layers, PagedKV(1, 1, 16), y, 8, 64), {x: 0})
+    memory = Memory(Program(b.ops, b.layers, (PagedKV(1, 1, 16),), y, 8, 64), {x: 0})
     memory.run(b.ops[0], range(ROWS))
-    memory.columns[y], memory.program = 16, Program(b.ops, b.layers, PagedKV(1, 1, 16), x, 8, 64)
+    memory.columns[y], memory.program = 16, Program(b.ops, b.layers, (PagedKV(1, 1, 16),), x, 8, 64)
     with pytest.raises(AssertionError):
         memory.run(b.ops[1], range(ROWS))

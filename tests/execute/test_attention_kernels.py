@@ -51,7 +51,7 @@ class Attention:
 
     def program(self) -> tuple[MemoryFile, Program]:
         file = MemoryFile()
-        small = Small(file, PagedKV(1, self.kv_heads, self.dim))
+        small = Small(file, (PagedKV(1, self.kv_heads, self.dim),))
         q, k, v = (small.input(n, t.reshape(len(t), -1)) for n, t in (("q", self.q), ("k", self.k), ("v", self.v)))
         out = Value("o", Rows.TOKENS, self.heads * self.dim)
         small.builder.add(Attend(q, k, v, out, 0, self.heads, self.kv_heads, self.dim, self.scale))

@@ -143,7 +143,7 @@ def test_the_program_is_the_layers_in_order(file: GGUFFile) -> None:
     layer = [Linear, Rope, Rope, Attend, Linear, Linear, Linear]
     assert [type(op) for op in program.ops] == [Embed, *layer, *layer, SelectRows, Linear]
     assert program.layers == [-1, *[0] * 7, *[1] * 7, -1, -1]
-    assert (program.state, program.vocab, program.context) == (PagedKV(2, 2, 16), 300, 128)
+    assert (program.state, program.vocab, program.context) == ((PagedKV(2, 2, 16),), 300, 128)
     assert program.ops[-1].outputs() == (program.logits,) and program.logits.width == 300
     assert [op.layer for op in program.ops if isinstance(op, Attend)] == [0, 1]
     assert program.weights().keys() == file.tensors.keys()

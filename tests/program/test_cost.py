@@ -40,7 +40,7 @@ def value(width: int) -> Value:
 @given(spans)
 def test_pairs_are_those_under_the_causal_mask(span: Span) -> None:
     positions = range(span.start, span.start + span.n)
-    assert span.pairs == sum(1 for query in positions for key in range(span.start + span.n) if key <= query)
+    assert span.pairs() == sum(1 for query in positions for key in range(span.start + span.n) if key <= query)
 
 
 @given(st.lists(spans, max_size=4), st.sampled_from([1, 2, 4]))
@@ -91,7 +91,7 @@ def test_a_chunked_prompt_adds_up(program: Program, prompt: int, chunk: int) -> 
     head = sum(w.nbytes for w in program.ops[-1].weights())
     embedded = whole.weight_bytes - once
     assert cut.weight_bytes == pytest.approx(len(pieces) * (once - head) + head + embedded)
-    stored = program.state.elements(1) * 2
+    stored = program.state[0].elements(1) * 2
     assert cut.state_bytes == stored * sum(end + (end - start) for start, end in pieces)
 
 

@@ -99,7 +99,7 @@ def test_a_program_names_each_weight_once_and_describes_itself_line_by_line() ->
     (y,) = linear(b, x, [tensor("w", 32, 32)], ("y",), norm=RMSNorm(norm, 1e-5), residual=x)
     b.add(SelectRows(y, last))
     (logits,) = linear(b, last, [table], ("logits",), norm=RMSNorm(norm, 1e-5))
-    program = Program(b.ops, b.layers, PagedKV(1, 1, 16), logits, 64, 128)
+    program = Program(b.ops, b.layers, (PagedKV(1, 1, 16),), logits, 64, 128)
     assert list(program.weights()) == ["table", "w", "norm"]
     assert [op.describe() for op in program.ops] == [
         "x = embed(table)",

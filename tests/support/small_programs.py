@@ -12,7 +12,7 @@ from phaseline.execute.native import NativeExecutor
 from phaseline.execute.reference import ReferenceExecutor
 from phaseline.program.ir import Builder, Program, Rows, Value
 from phaseline.program.ops import Embed, SelectRows, linear
-from phaseline.program.state import PagedKV
+from phaseline.program.state import PagedKV, StateSpec
 from phaseline.program.step import Segment, Step, Want
 from support.memory_file import MemoryFile
 
@@ -22,7 +22,7 @@ class Small:
     """A program under construction. Inputs are embeddings: token t of a step brings row t of each table."""
 
     file: MemoryFile
-    state: PagedKV = field(default_factory=lambda: PagedKV(1, 1, 16))
+    state: Sequence[StateSpec] = (PagedKV(1, 1, 16),)
     builder: Builder = field(init=False)
 
     def __post_init__(self) -> None:
@@ -66,8 +66,9 @@ def split(logits: NDArray[Any], outs: Sequence[Value]) -> list[NDArray[Any]]:
 def native(file: MemoryFile, program: Program, *, pages: int = 1, **options: Any) -> NativeExecutor:
     """An executor whose state holds NaN wherever nothing has been stored yet."""
     executor = NativeExecutor(file, program, pages, **options)
-    for array in (executor._pool.keys, executor._pool.values):
-        array.view(np.uint8).fill(0xFF)  # NaN as bf16 and as float32
+    for group in executor._pool.groups:
+        for array in group.values():
+            array.view(np.uint8).fill(0xFF)  # NaN as bf16 and as float32
     return executor
 
 

@@ -39,13 +39,14 @@ Matrix* pack(const std::string& format, View<const uint8_t, 2> raw, int cols, Te
 // Checks all that the kernels will trust, then starts the step.
 
 void begin(Plan& plan, View<const int32_t, 1> tokens, View<const int32_t, 2> segments, View<const int32_t, 1> wanted,
-           View<const int32_t, 2> pages, View<float, 2> logits, int vocab, int pool_pages) {
+           View<const int32_t, 3> pages, View<float, 2> logits, int vocab) {
     const auto refuse = [](const char* why) { throw nb::value_error(why); };
     StepData step;
     step.tokens = tokens.data(), step.rows = int(tokens.shape(0));
     step.segments = reinterpret_cast<const Segment*>(segments.data()), step.segment_count = int(segments.shape(0));
     step.wanted = wanted.data(), step.wanted_count = int(wanted.shape(0));
-    step.pages = pages.data(), step.max_pages = pages.shape(1);
+    step.pages = pages.data(), step.slots = pages.shape(1), step.max_pages = pages.shape(2);
+    if (pages.shape(0) != plan.group_pages().size()) refuse("the page table needs one matrix per state group");
     if (segments.shape(1) != 4) refuse("segments need four columns");
     if (step.rows > plan.max_rows()) refuse("the step has more rows than the plan was made for");
     if (step.wanted_count > plan.max_wanted()) refuse("the step wants more rows than the plan was made for");
@@ -59,12 +60,13 @@ void begin(Plan& plan, View<const int32_t, 1> tokens, View<const int32_t, 2> seg
         const Segment& s = step.segments[i];
         if (s.first != next || s.rows <= 0 || s.start < 0) refuse("segments must tile the rows in order");
         next += s.rows;
-        if (s.slot < 0 || size_t(s.slot) >= pages.shape(0)) refuse("a segment's slot is outside the page table");
+        if (s.slot < 0 || size_t(s.slot) >= step.slots) refuse("a segment's slot is outside the page table");
         const long used = (long(s.start) + s.rows + PAGE - 1) / PAGE;
         if (used > long(step.max_pages)) refuse("a segment is longer than its page list");
-        for (long p = 0; p < used; p++) {
-            const int32_t id = step.pages[size_t(s.slot) * step.max_pages + size_t(p)];
-            if (id < 0 || id >= pool_pages) refuse("a segment's page list does not cover it");
+        for (size_t g = 0; g < plan.group_pages().size(); g++) {
+            const int32_t* list = step.pages_of(int(g), s.slot);
+            for (long p = 0; p < used; p++)
+                if (list[p] < 0 || list[p] >= plan.group_pages()[g]) refuse("a segment's page list does not cover it");
         }
     }
     if (next != step.rows) refuse("segments must tile the rows in order");
@@ -132,6 +134,7 @@ NB_MODULE(_native, m) {
             new (self) Plan(team, level_kernels(level), max_rows, max_wanted);
         }, "team"_a, "level"_a, "max_rows"_a, "max_wanted"_a, nb::keep_alive<1, 2>())
         .def_prop_ro("level", [](const Plan& p) { return std::string(p.kernels().name); })
+        .def("add_group", &Plan::add_group, "pages"_a)
         .def("add_value", &Plan::add_value, "width"_a, "wanted"_a, "column"_a)
         .def("add_output", &Plan::add_output, "width"_a)
         .def("add_embed", [](Plan& p, const Matrix& table, int out, int layer) {
@@ -154,15 +157,16 @@ NB_MODULE(_native, m) {
             p.add(make_linear(std::move(s)), layer);
         }, "x"_a, "weights"_a, "outs"_a, "norm"_a, "eps"_a, "gate"_a, "residual"_a, "layer"_a, nb::keep_alive<1, 3>())
         .def("add_attend", [](Plan& p, int q, int k, int v, int out, nb::ndarray<nb::ndim<5>, nb::c_contig> keys,
-                              nb::ndarray<nb::ndim<5>, nb::c_contig> values, int kv_layer_index, int heads, int kv_heads,
-                              int head_dim, float scale, int layer) {
+                              nb::ndarray<nb::ndim<5>, nb::c_contig> values, int group, int kv_layer_index, int heads,
+                              int kv_heads, int head_dim, float scale, int layer) {
             AttendSpec s{&p.value(q), &p.value(k), &p.value(v), &p.value(out),
-                         kv_layer(keys, values, kv_layer_index, kv_heads, head_dim), heads, scale};
+                         kv_layer(keys, values, kv_layer_index, kv_heads, head_dim), group, heads, scale};
+            if (group < 0 || size_t(group) >= p.group_pages().size()) throw nb::value_error("no such state group");
             p.add(make_attend(s), layer);
-        }, "q"_a, "k"_a, "v"_a, "out"_a, "keys"_a, "values"_a, "kv_layer"_a, "heads"_a, "kv_heads"_a, "head_dim"_a,
-           "scale"_a, "layer"_a)
+        }, "q"_a, "k"_a, "v"_a, "out"_a, "keys"_a, "values"_a, "group"_a, "kv_layer"_a, "heads"_a, "kv_heads"_a,
+           "head_dim"_a, "scale"_a, "layer"_a)
         .def("seal", &Plan::seal)
-        .def("begin", &begin, "tokens"_a, "segments"_a, "wanted"_a, "pages"_a, "logits"_a, "vocab"_a, "pool_pages"_a)
+        .def("begin", &begin, "tokens"_a, "segments"_a, "wanted"_a, "pages"_a, "logits"_a, "vocab"_a)
         .def("run", &run, "first"_a, "last"_a, "by_row"_a = false, "seconds"_a = nb::none());
 
     bind_ceilings(m);

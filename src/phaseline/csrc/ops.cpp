@@ -7,16 +7,6 @@ namespace phaseline {
 
 namespace {
 
-constexpr int ROW_CHUNK = 8;  // rows per task of cheap row-wise work
-
-// body(row) for rows r0 .. r1-1, in chunks.
-template <class F> void spread_rows(const Run& run, int r0, int r1, F body) {
-    run.team.spread((r1 - r0 + ROW_CHUNK - 1) / ROW_CHUNK, [&](long task) {
-        const int end = std::min(r1, r0 + int(task + 1) * ROW_CHUNK);
-        for (int row = r0 + int(task) * ROW_CHUNK; row < end; row++) body(row);
-    });
-}
-
 class Embed : public Op {
   public:
     Embed(const Matrix& table, Value& out) : table_(table), out_(out) {}
@@ -131,121 +121,6 @@ class Linear : public Op {
     int panels_ = 0;
 };
 
-class Attend : public Op {
-  public:
-    explicit Attend(AttendSpec spec) : s_(spec), group_(spec.heads / spec.kv.kv_heads), tile_floats_(size_t(MAX_TILE) * size_t(spec.kv.padded_dim)) {}
-
-    // The tile's scratch, then two unfinished softmaxes.
-    size_t scratch_floats() const override { return attend_scratch(s_.kv.padded_dim) + 2 * tile_floats_; }
-
-    void run(const Run& run) override {
-        spread_rows(run, run.r0, run.r1, [&](int row) {
-            const Segment& s = run.row_segments[size_t(row)];
-            const int position = s.start + (row - s.first), page = pages_of(run, s)[position / PAGE];
-            run.kernels.store_kv(s_.kv, s_.k->in().row(row), s_.v->in().row(row), page, position % PAGE);
-        });
-        // Every thread lists the same tiles: cheaper than sharing a list.
-        long tiles = 0;
-        each_piece(run, [&](const Segment&, int, int queries) { tiles += count_tiles(run, queries); });
-        if (tiles * s_.kv.kv_heads >= TASKS_PER_THREAD * run.team.size()) whole_tiles(run, tiles);
-        else split_tiles(run, tiles);
-    }
-
-  private:
-    static constexpr long TASKS_PER_THREAD = 4;
-
-    const int32_t* pages_of(const Run& run, const Segment& s) const {
-        return run.step.pages + size_t(s.slot) * run.step.max_pages;
-    }
-    long count_tiles(const Run& run, int queries) const {
-        return (queries + run.kernels.tile_rows - 1) / run.kernels.tile_rows;
-    }
-
-    // body(segment, first row of the piece, its queries per key head) for each segment's part within r0 .. r1-1.
-    template <class F> void each_piece(const Run& run, F body) const {
-        for (int i = 0; i < run.step.segment_count; i++) {
-            const Segment& s = run.step.segments[i];
-            const int a = std::max(run.r0, s.first), b = std::min(run.r1, s.first + s.rows);
-            if (a < b) body(s, a, (b - a) * group_);
-        }
-    }
-
-    // Tile `index` of the run, for one key head.
-    QueryTile find_tile(const Run& run, long index, int kv_head) const {
-        QueryTile t{};
-        each_piece(run, [&](const Segment& s, int row, int queries) {
-            const long n = count_tiles(run, queries);
-            if (index >= 0 && index < n) {
-                const int first = int(index) * run.kernels.tile_rows;
-                t = {s_.q->in(), s_.out->rows, pages_of(run, s), row, s.start + (row - s.first), group_, kv_head, first,
-                     std::min(run.kernels.tile_rows, queries - first), s_.scale};
-            }
-            index -= n;
-        });
-        return t;
-    }
-
-    int splits_of(const QueryTile& t) const {
-        const int last = t.start + (t.first + t.count - 1) / group_ + 1;
-        return (last + SPLIT - 1) / SPLIT;
-    }
-
-    // Many tiles: each task reads its whole context.
-    void whole_tiles(const Run& run, long tiles) const {
-        float* scratch = run.scratch;
-        Partial total, next;
-        total.out = scratch + attend_scratch(s_.kv.padded_dim);
-        next.out = total.out + tile_floats_;
-        run.team.spread(tiles * s_.kv.kv_heads, [&](long task) {
-            // Later tiles read more: they go first, so that no long one is left for the end.
-            const QueryTile t = find_tile(run, tiles - 1 - task / s_.kv.kv_heads, int(task % s_.kv.kv_heads));
-            run.kernels.attend(s_.kv, t, 0, total, scratch);
-            for (int split = 1; split < splits_of(t); split++) {
-                run.kernels.attend(s_.kv, t, split, next, scratch);
-                run.kernels.merge(total, next, t.count, s_.kv.padded_dim);
-            }
-            run.kernels.finish(s_.kv, t, total);
-        });
-    }
-
-    // Few tiles: the splits of a context are spread too, and merged in the same order afterwards.
-    void split_tiles(const Run& run, long tiles) {
-        const long heads = s_.kv.kv_heads;
-        int splits = 1;
-        for (long i = 0; i < tiles; i++) splits = std::max(splits, splits_of(find_tile(run, i, 0)));
-        const long units = tiles * heads;
-        reserve(run, size_t(units) * size_t(splits));
-        run.team.spread(units * splits, [&](long task) {
-            const QueryTile t = find_tile(run, task / splits / heads, int(task / splits % heads));
-            const int split = int(task % splits);
-            if (split < splits_of(t)) run.kernels.attend(s_.kv, t, split, partials_[size_t(task)], run.scratch);
-        });
-        run.team.spread(units, [&](long unit) {
-            const QueryTile t = find_tile(run, unit / heads, int(unit % heads));
-            Partial& total = partials_[size_t(unit * splits)];
-            for (int split = 1; split < splits_of(t); split++)
-                run.kernels.merge(total, partials_[size_t(unit * splits + split)], t.count, s_.kv.padded_dim);
-            run.kernels.finish(s_.kv, t, total);
-        });
-    }
-
-    // One thread makes room, the others wait.
-    void reserve(const Run& run, size_t count) {
-        run.team.spread(1, [&](long) {
-            if (partials_.size() >= count) return;
-            partial_floats_.resize(count * tile_floats_);
-            partials_.resize(count);
-            for (size_t i = 0; i < count; i++) partials_[i].out = partial_floats_.data() + i * tile_floats_;
-        });
-    }
-
-    AttendSpec s_;
-    int group_;
-    size_t tile_floats_;
-    std::vector<Partial> partials_;
-    std::vector<float> partial_floats_;
-};
-
 }  // namespace
 
 std::unique_ptr<Op> make_embed(const Matrix& table, Value& out) { return std::make_unique<Embed>(table, out); }
@@ -254,6 +129,5 @@ std::unique_ptr<Op> make_rope(Value& x, Value& out, int heads, int head_dim, int
     return std::make_unique<Rope>(x, out, heads, head_dim, dims, angles_at);
 }
 std::unique_ptr<Op> make_linear(LinearSpec spec) { return std::make_unique<Linear>(std::move(spec)); }
-std::unique_ptr<Op> make_attend(AttendSpec spec) { return std::make_unique<Attend>(spec); }
 
 }  // namespace phaseline

@@ -1,8 +1,19 @@
 // The operations of a plan. Each spreads its work over the team in tiles and ends with a barrier.
 #pragma once
+#include <algorithm>
+
 #include "plan.h"
 
 namespace phaseline {
+
+// body(row) for rows r0 .. r1-1 of cheap row-wise work, in chunks.
+template <class F> void spread_rows(const Run& run, int r0, int r1, F body) {
+    constexpr int ROW_CHUNK = 8;
+    run.team.spread((r1 - r0 + ROW_CHUNK - 1) / ROW_CHUNK, [&](long task) {
+        const int end = std::min(r1, r0 + int(task + 1) * ROW_CHUNK);
+        for (int row = r0 + int(task) * ROW_CHUNK; row < end; row++) body(row);
+    });
+}
 
 std::unique_ptr<Op> make_embed(const Matrix& table, Value& out);
 std::unique_ptr<Op> make_select(Value& x, Value& out);
@@ -22,6 +33,7 @@ std::unique_ptr<Op> make_linear(LinearSpec spec);
 struct AttendSpec {
     Value *q, *k, *v, *out;
     KvLayer kv;
+    int group;  // of the state
     int heads;
     float scale;
 };

@@ -29,8 +29,10 @@ struct StepData {
     int segment_count = 0;
     const int32_t* wanted = nullptr;
     int wanted_count = 0;
-    const int32_t* pages = nullptr;  // [slots][max_pages]
-    size_t max_pages = 0;
+    const int32_t* pages = nullptr;  // [groups][slots][max_pages]
+    size_t slots = 0, max_pages = 0;
+    // The pages of a sequence in one state group.
+    const int32_t* pages_of(int group, int slot) const { return pages + (size_t(group) * slots + size_t(slot)) * max_pages; }
 };
 
 // The memory and the team that operations share while a step runs; rows r0 .. r1-1 of the step are being computed.
@@ -62,6 +64,8 @@ class Plan {
     Plan(const Plan&) = delete;
     Plan& operator=(const Plan&) = delete;
 
+    // A state group: layers that share a page list, and how many pages there are of it.
+    void add_group(int pages) { group_pages_.push_back(pages); }
     // A value `column` floats into each row's share of the arena; the arena grows to hold it. Returns its number.
     int add_value(int width, bool wanted, size_t column);
     // A value whose memory comes with each step: the logits.
@@ -78,6 +82,7 @@ class Plan {
     int ops() const { return int(ops_.size()); }
     int max_rows() const { return max_rows_; }
     int max_wanted() const { return max_wanted_; }
+    const std::vector<int>& group_pages() const { return group_pages_; }
 
     // Takes a step's arrays; the operations then run over it, all at once or one by one.
     void begin(const StepData& step, float* logits);
@@ -101,6 +106,7 @@ class Plan {
     std::vector<std::unique_ptr<Op>> ops_;
     std::vector<int> layers_;
     std::vector<Rotation> rotations_;
+    std::vector<int> group_pages_;
     Value* output_ = nullptr;
     std::vector<float> arena_, wanted_arena_, angles_;
     std::vector<uint8_t> prepared_;

@@ -54,7 +54,7 @@ def fit(
     size = NativeExecutor.page_size
     budget = available_memory() if memory is None else memory
     weights = _float32_bytes(program) if decoded else weight_bytes(program)
-    per_token = padded_state(program.state).elements(1) * KV_TYPES[kv_type].itemsize
+    per_token = sum(padded_state(spec).elements(1) for spec in program.state) * KV_TYPES[kv_type].itemsize
     room = budget - weights - _RESERVE
     longest = max(0, room) // (per_token * size) * size  # tokens that whole pages can hold
     if context is not None and not 1 <= context <= program.context:

@@ -11,19 +11,31 @@ from phaseline.program.step import Segment, Step, Want
 
 
 class Executor(Protocol):
-    """Runs steps of one program over one pool of pages."""
+    """Runs steps of one program over one pool of pages for each of its state groups."""
 
     program: Program
     page_size: int
 
     def forward(self, step: Step, pages: NDArray[np.int32]) -> NDArray[Any]:
-        """Logits of the wanted rows, shape (step.wanted, vocab). `pages` has shape (slots, max pages)."""
+        """Logits of the wanted rows, shape (step.wanted, vocab). `pages`: as `page_matrices` takes them."""
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole pages: (source, destination)."""
 
     def close(self) -> None:
         """Give back threads and memory."""
+
+
+def page_counts(program: Program, pages: int | Sequence[int]) -> list[int]:
+    """Pages of each state group, one number for all of them or one for each."""
+    return [pages] * len(program.state) if isinstance(pages, int) else list(pages)
+
+
+def page_matrices(program: Program, pages: NDArray[np.int32]) -> NDArray[np.int32]:
+    """The page table, shape (groups, slots, max pages). One of (slots, max pages) serves every group alike."""
+    if pages.ndim == 3:
+        return pages
+    return np.ascontiguousarray(np.broadcast_to(pages, (len(program.state), *pages.shape)))
 
 
 def step_arrays(step: Step) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:

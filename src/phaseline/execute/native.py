@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,11 @@ from numpy.typing import NDArray
 from phaseline import _native
 from phaseline.errors import CapacityError, PhaselineError, UnsupportedError
 from phaseline.execute.arena import plan_columns
-from phaseline.execute.base import step_arrays
+from phaseline.execute.base import page_counts, page_matrices, step_arrays
 from phaseline.files.base import ModelFile
 from phaseline.program.ir import Program, Rows, Value
 from phaseline.program.ops import Attend, Embed, Linear, Op, Rope, SelectRows
-from phaseline.program.state import PagedKV
+from phaseline.program.state import PagedKV, StateSpec
 from phaseline.program.step import Step
 from phaseline.state.pool import Pool
 
@@ -36,9 +37,11 @@ def check_level(level: str) -> str:
     raise UnsupportedError(f"instruction-set level {level!r}: {why} (runs here: {', '.join(runs)})")
 
 
-def padded_state(spec: PagedKV) -> PagedKV:
-    """The state as the kernels lay it out: head size rounded up to whole vectors."""
-    return PagedKV(spec.layers, spec.kv_heads, -(-spec.head_dim // 16) * 16)
+def padded_state(spec: StateSpec) -> StateSpec:
+    """A state group as the kernels lay it out: head size rounded up to whole vectors."""
+    if isinstance(spec, PagedKV):
+        return replace(spec, head_dim=-(-spec.head_dim // 16) * 16)
+    raise UnsupportedError(f"no native kernel keeps {type(spec).__name__}")
 
 
 class NativeExecutor:
@@ -54,7 +57,7 @@ class NativeExecutor:
         self,
         file: ModelFile,
         program: Program,
-        pages: int,
+        pages: int | Sequence[int],
         *,
         threads: int = 1,
         level: str | None = None,
@@ -71,14 +74,16 @@ class NativeExecutor:
         self.level = check_level(level or best_level())
         self.mode = mode
         self.max_rows = max_rows
-        self._pages = pages
         self._process = os.getpid()
         try:
             self.team = _native.Team(threads)
         except RuntimeError as error:  # std::system_error
             raise CapacityError(f"{threads} threads cannot be created: {error}; ask for fewer with --threads") from None
-        self._pool = Pool(padded_state(program.state), pages, self.page_size, KV_TYPES[kv_type])
+        counts = page_counts(program, pages)
+        self._pool = Pool([padded_state(s) for s in program.state], counts, self.page_size, KV_TYPES[kv_type])
         self._plan = _native.Plan(self.team, self.level, max_rows, max_wanted or max_rows)
+        for count in counts:
+            self._plan.add_group(count)
         self._build(file)
 
     def forward(self, step: Step, pages: NDArray[np.int32]) -> NDArray[np.float32]:
@@ -91,7 +96,7 @@ class NativeExecutor:
 
     def empty_step(self) -> None:
         """Launch every operation over no rows: what is left of a step's time when there is no work."""
-        self._forward(Step(()), np.empty((0, 0), np.int32), None)
+        self._forward(Step(()), np.empty((len(self.program.state), 0, 0), np.int32), None)
 
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         self._pool.copy_pages(pairs)
@@ -108,7 +113,8 @@ class NativeExecutor:
         if len(tokens) > self.max_rows:
             raise CapacityError(f"a step of {len(tokens)} rows exceeds the {self.max_rows} this executor was made for")
         logits = np.empty((len(wanted), self.program.vocab), np.float32)
-        self._plan.begin(tokens, segments, wanted, pages, logits, self.program.vocab, self._pages)
+        matrices = page_matrices(self.program, pages)
+        self._plan.begin(tokens, segments, wanted, matrices, logits, self.program.vocab)
         ops = len(self.program.ops)
         if self.mode == "eager":
             for op in range(ops):
@@ -146,9 +152,11 @@ class NativeExecutor:
             eps = op.norm.eps if op.norm else 0.0
             self._plan.add_linear(n[op.x], matrices, outs, norm, eps, op.gate, residual, layer)
         elif isinstance(op, Attend):
-            keys, values = self._pool.keys, self._pool.values
+            if op.window is not None:
+                raise UnsupportedError("no native kernel attends within a window")
+            memory = self._pool.groups[op.group]
             self._plan.add_attend(
-                n[op.q], n[op.k], n[op.v], n[op.out], keys, values, op.layer,
+                n[op.q], n[op.k], n[op.v], n[op.out], memory["keys"], memory["values"], op.group, op.layer,
                 op.heads, op.kv_heads, op.head_dim, op.scale, layer,
             )  # fmt: skip
         else:
@@ -173,4 +181,3 @@ class _Weights:
     def vector(self, name: str) -> list[float]:
         values: list[float] = self._file.float32(name).tolist()
         return values
-

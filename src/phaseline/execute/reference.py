@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from phaseline.execute.base import step_arrays
+from phaseline.execute.base import page_counts, page_matrices, step_arrays
 from phaseline.files.base import ModelFile
 from phaseline.program.ir import Program
 from phaseline.program.ops import Context
@@ -19,11 +19,11 @@ class ReferenceExecutor:
 
     page_size = 32
 
-    def __init__(self, file: ModelFile, program: Program, pages: int, dtype: Any = np.float32) -> None:
+    def __init__(self, file: ModelFile, program: Program, pages: int | Sequence[int], dtype: Any = np.float32) -> None:
         self.program = program
         self._dtype = np.dtype(dtype)
         self._weights = {name: file.float32(name).astype(dtype, copy=False) for name in program.weights()}
-        self._pool = Pool(program.state, pages, self.page_size, dtype)
+        self._pool = Pool(program.state, page_counts(program, pages), self.page_size, dtype)
 
     def forward(self, step: Step, pages: NDArray[np.int32]) -> NDArray[Any]:
         tokens, segments, wanted = step_arrays(step)
@@ -35,9 +35,8 @@ class ReferenceExecutor:
             positions=positions,
             spans=[(int(a), int(b), int(c), int(d)) for a, b, c, d in segments],
             wanted=wanted,
-            pages=pages,
-            keys=self._pool.keys,
-            values_state=self._pool.values,
+            pages=page_matrices(self.program, pages),
+            state=self._pool.groups,
         )
         for op in self.program.ops:
             op.reference(ctx)

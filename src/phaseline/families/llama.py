@@ -79,7 +79,7 @@ def build(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> Program:
     (logits,) = linear(b, last, [head], ("logits",), norm=norm("output_norm"))
     if b.unused():
         raise UnsupportedError(f"llama: tensor {b.unused()[0]!r} has no part in this architecture as built here")
-    state = PagedKV(spec.layers, spec.kv_heads, spec.head_dim)
+    state = (PagedKV(spec.layers, spec.kv_heads, spec.head_dim),)
     return Program(b.ops, b.layers, state, logits, spec.vocab, spec.context)
 
 

@@ -170,7 +170,7 @@ def shape_from_program(
         every_row=every,
         wanted=wanted,
         held=held,
-        kv_bytes=program.state.elements(1) * kv_element_bytes,
+        kv_bytes=sum(spec.elements(1) for spec in program.state) * kv_element_bytes,
         pair_flops=pair_flops,
         prefill_pair_flops=pair_flops,
         group=group,

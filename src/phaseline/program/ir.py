@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from phaseline.errors import FileFormatError
 from phaseline.files.base import TensorInfo
-from phaseline.program.state import PagedKV
+from phaseline.program.state import StateSpec
 
 if TYPE_CHECKING:
     from phaseline.program.ops import Op
@@ -35,11 +35,14 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What a step does. `layers` groups operations by layer: op i belongs to layer `layers[i]` (-1: none)."""
+    """What a step does. `layers` groups operations by layer: op i belongs to layer `layers[i]` (-1: none).
+
+    `state` has a spec for each group of layers that share a page list.
+    """
 
     ops: Sequence["Op"]
     layers: Sequence[int]
-    state: PagedKV
+    state: Sequence[StateSpec]
     logits: Value
     vocab: int
     context: int

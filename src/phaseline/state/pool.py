@@ -1,33 +1,41 @@
 """The sole owner of the memory behind the pages."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from phaseline.errors import CapacityError
-from phaseline.program.state import PagedKV
+from phaseline.program.state import StateSpec
 
 
 class Pool:
-    """Keys and values, each of shape (pages, layers, page size, kv heads, head dim).
+    """The memory of each state group, `groups[g]`: the arrays of its spec by name, each of shape (pages, ...).
 
     An executor may use another order inside a page; a page's elements stay together. Memory is touched, and so
     taken, only as pages are first written: a page of all layers lies together, so that few pages touch little.
     """
 
-    def __init__(self, spec: PagedKV, pages: int, page_size: int, dtype: DTypeLike) -> None:
-        shape = (pages, spec.layers, page_size, spec.kv_heads, spec.head_dim)
+    def __init__(self, state: Sequence[StateSpec], pages: Sequence[int], page_size: int, dtype: DTypeLike) -> None:
+        """`pages`: of each group."""
+        shapes = [
+            {name: (count, *page) for name, page in spec.arrays(page_size).items()}
+            for spec, count in zip(state, pages, strict=True)
+        ]
         try:
-            self.keys: NDArray[Any] = np.zeros(shape, dtype)
-            self.values: NDArray[Any] = np.zeros(shape, dtype)
+            self.groups: list[Mapping[str, NDArray[Any]]] = [
+                {name: np.zeros(shape, dtype) for name, shape in group.items()} for group in shapes
+            ]
         except MemoryError:
-            need = spec.elements(pages * page_size) * np.dtype(dtype).itemsize / 2**30
-            raise CapacityError(f"{need:.1f} GiB of key-value pages cannot be allocated; lower --context") from None
+            elements = sum(math.prod(shape) for group in shapes for shape in group.values())
+            need = elements * np.dtype(dtype).itemsize / 2**30
+            raise CapacityError(f"{need:.1f} GiB of state cannot be allocated; lower --context") from None
 
     def copy_pages(self, pairs: Iterable[tuple[int, int]]) -> None:
-        """Copy whole pages: (source, destination)."""
+        """Copy whole pages of every group: (source, destination)."""
         for source, destination in pairs:
-            self.keys[destination] = self.keys[source]
-            self.values[destination] = self.values[source]
+            for group in self.groups:
+                for array in group.values():
+                    array[destination] = array[source]

@@ -99,7 +99,7 @@ def test_operations_of_each_phase(record: dict[str, Any], model: Path) -> None:
 def test_streams_without_room_are_limited_by_capacity(model: Path) -> None:
     """The pool holds two full contexts; four streams of 200 positions need more pages than it has."""
     with own_engine(model) as (_, own):
-        state = 2 * 256 * own.program.state.elements(1) * 2
+        state = 2 * 256 * own.program.state[0].elements(1) * 2
         memory = (256 << 20) + weight_bytes(own.program) + state  # beside what is kept for working memory
     with own_engine(model, max_running=4, memory=memory) as (system, own):
         assert own.system.holds(1, 201) and not own.system.holds(4, 201)

@@ -21,10 +21,12 @@ class Span:
     n: int
     wanted: int
 
-    @property
-    def pairs(self) -> int:
-        """Query-key pairs under the causal mask: row i reads start + i + 1 positions."""
-        return self.n * self.start + self.n * (self.n + 1) // 2
+    def pairs(self, window: int | None = None) -> int:
+        """Query-key pairs under the causal mask: row i reads start + i + 1 positions, of a window at most `window`."""
+        within = (
+            self.n if window is None else min(self.n, max(0, window - self.start))
+        )  # rows that read all
+        return within * self.start + within * (within + 1) // 2 + (self.n - within) * (window or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,8 @@ class Cost:
 class Context:
     """What the reference of an op reads and writes for one step; arrays have the executor's float type.
 
-    `keys` and `values` are the state, shape (pages, layers, page size, kv heads, head dim); `pages` the page
-    table, shape (slots, max pages).
+    `pages` is the page table, shape (groups, slots, max pages); `state` the memory of each state group: the arrays of
+    its spec by name, each of shape (pages, ...).
     """
 
     values: dict[Value, Array]
@@ -78,8 +80,7 @@ class Context:
     spans: Sequence[tuple[int, int, int, int]]  # (slot, start position, first row, rows)
     wanted: NDArray[np.int32]  # (wanted,) row numbers
     pages: NDArray[np.int32]
-    keys: Array
-    values_state: Array
+    state: Sequence[Mapping[str, Array]]
 
 
 class Op(Protocol):
