@@ -62,6 +62,35 @@ class Plan:
         scale: float,
         layer: int,
     ) -> None: ...
+    def add_route(
+        self,
+        logits: int,
+        chosen: int,
+        shares: int,
+        bias: Sequence[float],
+        softmax: bool,
+        groups: int,
+        kept_groups: int,
+        group_best: int,
+        renormalise: bool,
+        scale: float,
+        layer: int,
+    ) -> None: ...
+    def add_experts(
+        self,
+        gate: Matrix,
+        up: Matrix,
+        down: Matrix,
+        experts: int,
+        x: int,
+        chosen: int,
+        shares: int,
+        out: int,
+        norm: Sequence[float],
+        eps: float,
+        residual: int,
+        layer: int,
+    ) -> None: ...
     def seal(self) -> None: ...
     def begin(
         self,
@@ -72,7 +101,15 @@ class Plan:
         logits: NDArray[np.float32],
         vocab: int,
     ) -> None: ...
-    def run(self, first: int, last: int, by_row: bool = False, seconds: NDArray[np.float64] | None = None) -> bool: ...
+    def run(
+        self,
+        first: int,
+        last: int,
+        by_row: bool = False,
+        experts_by_row: bool = False,
+        seconds: NDArray[np.float64] | None = None,
+    ) -> bool: ...
+    def expert_reads(self, op: int) -> tuple[int, int]: ...
 
 def float_rate(team: Team, level: str, seconds: float) -> float: ...
 def quant_rate(team: Team, level: str, seconds: float) -> float: ...

@@ -80,6 +80,16 @@ def gate_bound(g: Floats, g_bound: Floats, y: Floats, y_bound: Floats) -> Floats
     return np.asarray(size * y_bound + np.abs(y) * silu_bound + silu_bound * y_bound + U * size * np.abs(y))
 
 
+def expert_bound(x: Floats, file: MemoryFile, gate: TensorInfo, up: TensorInfo, down: TensorInfo) -> Floats:
+    """For down(silu(gate x) * up x), (rows, outputs): the middle's own bound passes through down, whose product is
+    that of a middle larger by as much."""
+    w = [file.float32(t.name).astype(np.float64) for t in (gate, up, down)]
+    g, y = x @ w[0].T, x @ w[1].T
+    middle = silu(g) * y
+    off = gate_bound(g, product_bound(x, file, gate), y, product_bound(x, file, up))
+    return np.asarray(product_bound(np.abs(middle) + off, file, down) + off @ np.abs(w[2]).T)
+
+
 def attention_bound(q: Floats, k: Floats, v: Floats, scale: float, stored: float) -> Floats:
     """|computed - exact| of the last positions' attention, (rows, heads, dim).
 

@@ -1,6 +1,6 @@
 """A model file in memory: the tensors of small programs, without a disk and without a family."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,11 @@ class MemoryFile:
         """A random matrix (rows, cols) of that standard deviation, encoded."""
         raw = np.ascontiguousarray(encode(rng, format, rows, cols, std)).view(np.uint8).reshape(rows, -1)
         return self._keep(name, format, raw, (rows, cols))
+
+    def stack(self, name: str, parts: Sequence[TensorInfo]) -> TensorInfo:
+        """Matrices of one shape and format, one below the other: (parts, rows, cols)."""
+        raw = np.concatenate([self._raw[part.name] for part in parts])
+        return self._keep(name, parts[0].format.name, raw, (len(parts), *parts[0].shape))
 
     def raw(self, name: str) -> NDArray[np.uint8]:
         return self._raw[name]

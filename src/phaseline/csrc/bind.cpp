@@ -73,14 +73,14 @@ void begin(Plan& plan, View<const int32_t, 1> tokens, View<const int32_t, 2> seg
     plan.begin(step, logits.data());
 }
 
-bool run(Plan& plan, int a, int b, bool by_row, std::optional<View<double, 1>> seconds) {
+bool run(Plan& plan, int a, int b, bool by_row, bool experts_by_row, std::optional<View<double, 1>> seconds) {
     if (a < 0 || b > plan.ops() || a > b) throw nb::value_error("no such operations");
     if (seconds && seconds->shape(0) != size_t(plan.ops())) throw nb::value_error("one time per operation is needed");
     double* times = seconds ? seconds->data() : nullptr;
     bool done;
     {
         nb::gil_scoped_release unlocked;
-        done = plan.run(a, b, by_row, [] {
+        done = plan.run(a, b, by_row, experts_by_row, [] {
             nb::gil_scoped_acquire locked;
             return PyErr_CheckSignals() != 0;  // does nothing but on the main thread
         }, times);
@@ -165,9 +165,29 @@ NB_MODULE(_native, m) {
             p.add(make_attend(s), layer);
         }, "q"_a, "k"_a, "v"_a, "out"_a, "keys"_a, "values"_a, "group"_a, "kv_layer"_a, "heads"_a, "kv_heads"_a,
            "head_dim"_a, "scale"_a, "layer"_a)
+        .def("add_route", [](Plan& p, int logits, int chosen, int shares, std::vector<float> bias, bool softmax, int groups,
+                             int kept_groups, int group_best, bool renormalise, float scale, int layer) {
+            const auto width = [&](int v) { return int(p.value(v).rows.stride); };
+            const RouteSpec rule{width(logits), width(chosen), softmax, nullptr, groups, kept_groups, group_best,
+                                 renormalise, scale};
+            p.add(make_route({&p.value(logits), &p.value(chosen), &p.value(shares), rule, std::move(bias)}), layer);
+        }, "logits"_a, "chosen"_a, "shares"_a, "bias"_a, "softmax"_a, "groups"_a, "kept_groups"_a, "group_best"_a,
+           "renormalise"_a, "scale"_a, "layer"_a)
+        .def("add_experts", [](Plan& p, const Matrix& gate, const Matrix& up, const Matrix& down, int experts, int x,
+                               int chosen, int shares, int out, std::vector<float> norm, float eps, int residual, int layer) {
+            Value* added = residual >= 0 ? &p.value(residual) : nullptr;
+            p.add(make_experts({&p.value(x), &p.value(chosen), &p.value(shares), &p.value(out), std::move(norm), eps,
+                                &gate, &up, &down, experts, added}), layer);
+        }, "gate"_a, "up"_a, "down"_a, "experts"_a, "x"_a, "chosen"_a, "shares"_a, "out"_a, "norm"_a, "eps"_a,
+           "residual"_a, "layer"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
         .def("seal", &Plan::seal)
         .def("begin", &begin, "tokens"_a, "segments"_a, "wanted"_a, "pages"_a, "logits"_a, "vocab"_a)
-        .def("run", &run, "first"_a, "last"_a, "by_row"_a = false, "seconds"_a = nb::none());
+        .def("run", &run, "first"_a, "last"_a, "by_row"_a = false, "experts_by_row"_a = false, "seconds"_a = nb::none())
+        .def("expert_reads", [](const Plan& p, int op) {
+            const ExpertReads* r = p.op(op).expert_reads();
+            if (!r) throw nb::value_error("this operation has no experts");
+            return nb::make_tuple(r->distinct, r->reads);
+        }, "op"_a, "Of the last step: different experts touched, and how often one's weights were read.");
 
     bind_ceilings(m);
     bind_sample(m);

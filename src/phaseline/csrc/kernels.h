@@ -93,6 +93,26 @@ struct Partial {
     float* out;  // [MAX_TILE][padded_dim]
 };
 
+// How a row chooses its experts: see program/ops/experts.py.
+struct RouteSpec {
+    int experts, active;
+    bool softmax;       // else sigmoid
+    const float* bias;  // null: none
+    int groups, kept_groups, group_best;
+    bool renormalise;
+    float scale;
+};
+
+// The answers of one row's experts: row rows[j] of `answers` counts as much as shares[j].
+struct Combination {
+    const float* answers;
+    size_t stride;
+    const int32_t* rows;
+    const float* shares;
+    int count, width;
+    const float* residual;  // null: none
+};
+
 struct Kernels {
     const char* name;
     int tile_rows;  // rows of a full tile, for products and for queries
@@ -111,6 +131,10 @@ struct Kernels {
     void (*merge)(Partial& a, const Partial& b, int count, int padded_dim);
     // Divide by the sums and write the tile's rows of `out`.
     void (*finish)(const KvLayer& kv, const QueryTile& t, const Partial& a);
+    // One row's choice, best first; scratch: route_scratch() floats.
+    void (*route)(const RouteSpec& s, const float* logits, float* chosen, float* shares, float* scratch);
+    // residual + the weighted answers, in their order.
+    void (*combine)(const Combination& c, float* out);
 
     // Ceilings: register-only loops of n rounds, returning operations done; and one pass of loads over a buffer.
     double (*burn_float)(long n);
@@ -119,6 +143,8 @@ struct Kernels {
 };
 
 constexpr size_t attend_scratch(int padded_dim) { return size_t(MAX_TILE) * (size_t(padded_dim) + PAGE); }
+
+constexpr size_t route_scratch(int experts) { return 4 * (size_t(experts) + PANEL); }
 
 // The table of a level by name, or null where the name is unknown.
 const Kernels* kernels_of(const char* name);

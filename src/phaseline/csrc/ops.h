@@ -39,4 +39,21 @@ struct AttendSpec {
 };
 std::unique_ptr<Op> make_attend(AttendSpec spec);
 
+struct RouteOp {
+    Value *logits, *chosen, *shares;
+    RouteSpec rule;           // its bias is set here
+    std::vector<float> bias;  // empty: none
+};
+std::unique_ptr<Op> make_route(RouteOp spec);
+
+struct ExpertsSpec {
+    Value *x, *chosen, *shares, *out;
+    std::vector<float> norm;         // empty: none
+    float eps;
+    const Matrix *gate, *up, *down;  // of all experts, one below the other
+    int experts;
+    Value* residual;                 // null: none
+};
+std::unique_ptr<Op> make_experts(ExpertsSpec spec);
+
 }  // namespace phaseline

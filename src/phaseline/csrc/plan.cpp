@@ -69,6 +69,7 @@ void Plan::seal() {
 void Plan::begin(const StepData& step, float* logits) {
     step_ = step;
     output_->rows.data = logits;
+    for (const auto& op : ops_) op->begin();
     row_segments_.clear();
     for (int s = 0; s < step.segment_count; s++)
         row_segments_.insert(row_segments_.end(), size_t(step.segments[s].rows), step.segments[s]);
@@ -88,13 +89,13 @@ void Plan::fill_angles(int row) {
     }
 }
 
-bool Plan::run(int a, int b, bool by_row, const std::function<bool()>& interrupted, double* seconds) {
+bool Plan::run(int a, int b, bool by_row, bool experts_by_row, const std::function<bool()>& interrupted, double* seconds) {
     // Thread 0 alone asks, before it starts an operation; the barrier that ends the operation carries the answer to
     // the others, so that all of them leave at the same place.
     std::atomic<long> stop_at{-1};
     team_.run([&](int thread) {
         Run run{team_, kernels_, step_, row_segments_, angles_, angle_stride_, prepared_.data(),
-                scratch_[size_t(thread)].data(), 0, step_.rows};
+                scratch_[size_t(thread)].data(), 0, step_.rows, experts_by_row};
         auto asked = Clock::now();
         long done = 0;
         const auto one = [&](int op) {

@@ -46,6 +46,13 @@ struct Run {
     uint8_t* prepared;
     float* scratch;                            // of the calling thread
     int r0, r1;
+    bool experts_by_row;                       // a control: each row reads its own experts
+};
+
+// What routed experts cost a step: how many different ones it touched, and how often one's weights were read.
+struct ExpertReads {
+    int distinct = 0;
+    long reads = 0;
 };
 
 class Op {
@@ -55,6 +62,8 @@ class Op {
     virtual void run(const Run& run) = 0;
     virtual size_t prepared_row_bytes() const { return 0; }
     virtual size_t scratch_floats() const { return 0; }
+    virtual void begin() {}                                            // a step
+    virtual const ExpertReads* expert_reads() const { return nullptr; }  // since then; null: has no experts
 };
 
 class Plan {
@@ -80,6 +89,7 @@ class Plan {
     const Kernels& kernels() const { return kernels_; }
     Value& value(int i) { return *values_[size_t(i)]; }
     int ops() const { return int(ops_.size()); }
+    const Op& op(int i) const { return *ops_[size_t(i)]; }
     int max_rows() const { return max_rows_; }
     int max_wanted() const { return max_wanted_; }
     const std::vector<int>& group_pages() const { return group_pages_; }
@@ -87,9 +97,9 @@ class Plan {
     // Takes a step's arrays; the operations then run over it, all at once or one by one.
     void begin(const StepData& step, float* logits);
     // Runs operations a .. b-1 over all rows (by_row false), or layer by layer with one row at a time inside (true).
-    // `interrupted` is asked every few milliseconds; where it answers true the rest is left out and false returned.
+    // `experts_by_row` does the latter to routed experts alone. `interrupted` is asked every few milliseconds; where it answers true the rest is left out and false returned.
     // `seconds`, if given, gains each operation's time.
-    bool run(int a, int b, bool by_row, const std::function<bool()>& interrupted, double* seconds);
+    bool run(int a, int b, bool by_row, bool experts_by_row, const std::function<bool()>& interrupted, double* seconds);
 
   private:
     struct Rotation {

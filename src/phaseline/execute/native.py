@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,13 @@ from phaseline.execute.arena import plan_columns
 from phaseline.execute.base import page_counts, page_matrices, step_arrays
 from phaseline.files.base import ModelFile
 from phaseline.program.ir import Program, Rows, Value
-from phaseline.program.ops import Attend, Embed, Linear, Op, Rope, SelectRows
+from phaseline.program.ops import Attend, Embed, Experts, Linear, Op, Rope, Route, SelectRows
 from phaseline.program.state import PagedKV, StateSpec
 from phaseline.program.step import Step
 from phaseline.state.pool import Pool
 
 KV_TYPES: Mapping[str, np.dtype[Any]] = {"bf16": np.dtype(np.uint16), "f32": np.dtype(np.float32)}
-MODES = ("chunk", "layer", "eager")
+MODES = ("chunk", "layer", "eager", "dispatch")
 
 
 def best_level() -> str:
@@ -44,11 +44,22 @@ def padded_state(spec: StateSpec) -> StateSpec:
     raise UnsupportedError(f"no native kernel keeps {type(spec).__name__}")
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertReads:
+    """What one mixture of experts read in a step: `distinct` experts, `reads` times the weights of one, their bytes."""
+
+    op: int  # place in the program
+    distinct: int
+    reads: int
+    bytes: int
+
+
 class NativeExecutor:
     """Runs steps on the kernels of one instruction-set level.
 
     mode `chunk` runs a whole step in one call; `eager` makes one call per operation; `layer` keeps the layer loop
-    outside and runs every operation on one row at a time. All three give the same bits.
+    outside and runs every operation on one row at a time; `dispatch` does that to routed experts alone, where rows are
+    otherwise grouped by expert. All give the same bits.
     """
 
     page_size = _native.PAGE
@@ -98,6 +109,15 @@ class NativeExecutor:
         """Launch every operation over no rows: what is left of a step's time when there is no work."""
         self._forward(Step(()), np.empty((len(self.program.state), 0, 0), np.int32), None)
 
+    def expert_reads(self) -> list[ExpertReads]:
+        """Of each mixture of experts in the program, what the last step read."""
+        found = []
+        for number, op in enumerate(self.program.ops):
+            if isinstance(op, Experts):
+                distinct, reads = self._plan.expert_reads(number)
+                found.append(ExpertReads(number, distinct, reads, reads * op.expert_bytes))
+        return found
+
     def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
         self._pool.copy_pages(pairs)
 
@@ -118,9 +138,9 @@ class NativeExecutor:
         ops = len(self.program.ops)
         if self.mode == "eager":
             for op in range(ops):
-                self._plan.run(op, op + 1, False, seconds)
+                self._plan.run(op, op + 1, seconds=seconds)
         else:
-            self._plan.run(0, ops, self.mode == "layer", seconds)
+            self._plan.run(0, ops, self.mode == "layer", self.mode == "dispatch", seconds)
         return logits
 
     def _build(self, file: ModelFile) -> None:
@@ -158,6 +178,19 @@ class NativeExecutor:
             self._plan.add_attend(
                 n[op.q], n[op.k], n[op.v], n[op.out], memory["keys"], memory["values"], op.group, op.layer,
                 op.heads, op.kv_heads, op.head_dim, op.scale, layer,
+            )  # fmt: skip
+        elif isinstance(op, Route):
+            r, bias = op.router, weights.vector(op.bias.name) if op.bias else []
+            self._plan.add_route(
+                n[op.logits], n[op.chosen], n[op.shares], bias, r.scores == "softmax",
+                r.groups, r.kept_groups, r.group_best, r.renormalise, r.scale, layer,
+            )  # fmt: skip
+        elif isinstance(op, Experts):
+            norm = weights.vector(op.norm.weight.name) if op.norm else []
+            gate, up, down = (weights.matrix(w.name) for w in op.matrices)
+            self._plan.add_experts(
+                gate, up, down, op.gate.shape[0], n[op.x], n[op.chosen], n[op.shares], n[op.out],
+                norm, op.norm.eps if op.norm else 0.0, n[op.residual] if op.residual else -1, layer,
             )  # fmt: skip
         else:
             raise UnsupportedError(f"no native kernel runs {type(op).__name__}")

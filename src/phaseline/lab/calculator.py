@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 
 from phaseline.errors import RequestError
+from phaseline.program import sparse
 
 
 def mlp_intensity(batch: float, tokens: float, param_bytes: float = 2.0) -> float:
@@ -145,15 +146,12 @@ def decode_floor(weight_bytes: float, bandwidth: float) -> float:
 
 
 def distinct_experts(experts: int, active: int, rows: float) -> float:
-    """Experts that `rows` rows are expected to touch, each choosing `active` of `experts` uniformly and on its own.
-
-    E(1 - (1 - k/E)^C), at most min(kC, E). Real routing is skewed and touches fewer.
-    """
+    """Experts that `rows` rows are expected to touch under uniform routing: as `program.sparse` counts them."""
     check_positive(experts=experts, active=active)
     _not_negative(rows=rows)
     if active > experts:
         raise RequestError(f"{active} active experts: there are only {experts}")
-    return min(experts * (1 - math.pow(1 - active / experts, rows)), active * rows, experts)
+    return sparse.distinct_experts(experts, active, rows)
 
 
 def amortisable_share(shared_bytes: float, expert_bytes: float, experts: int, active: int, rows: float) -> float:

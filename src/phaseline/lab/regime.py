@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from phaseline.machine import Ceilings
 from phaseline.program.ir import Program
-from phaseline.program.ops import Cost, Linear, Op, Work
+from phaseline.program.ops import Cost, Experts, Linear, Op, Work
 
 NEAR = 0.5  # share of the measured time that a bound must explain before its name is given
 _PLAIN = ("F32", "F16", "BF16")
@@ -52,7 +52,7 @@ def bounds(program: Program, steps: Sequence[Work], ceilings: Ceilings, mode: st
 
 def quantised(op: Op) -> bool:
     """Whether an operation multiplies codes of quantised weights, not floats."""
-    return isinstance(op, Linear) and op.matrices[0].format.name not in _PLAIN
+    return isinstance(op, Linear | Experts) and op.matrices[0].format.name not in _PLAIN
 
 
 def flop_rate(op: Op, ceilings: Ceilings) -> float:

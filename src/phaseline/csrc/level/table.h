@@ -19,6 +19,8 @@ void attend(const phaseline::KvLayer& kv, const phaseline::QueryTile& t, int spl
             float* scratch);
 void merge(phaseline::Partial& a, const phaseline::Partial& b, int count, int padded_dim);
 void finish(const phaseline::KvLayer& kv, const phaseline::QueryTile& t, const phaseline::Partial& a);
+void route(const phaseline::RouteSpec& s, const float* logits, float* chosen, float* shares, float* scratch);
+void combine(const phaseline::Combination& c, float* out);
 double burn_float(long n);
 double burn_quant(long n);
 double read(const uint8_t* data, size_t bytes);

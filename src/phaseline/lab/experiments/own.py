@@ -10,7 +10,7 @@ from phaseline.lab.regime import Bounds, bounds
 from phaseline.lab.systems.phaseline import PhaselineSystem
 from phaseline.machine import Ceilings, Machine
 from phaseline.program.cost import step_cost
-from phaseline.program.ops import Linear, Work
+from phaseline.program.ops import Experts, Linear, Work
 
 
 class Own:
@@ -74,4 +74,4 @@ class Own:
 
     def product_flops(self, work: Work) -> float:
         """FLOPs of the weight products of a step."""
-        return sum(op.cost(work).flops for op in self.program.ops if isinstance(op, Linear))
+        return sum(op.cost(work).flops for op in self.program.ops if isinstance(op, Linear | Experts))

@@ -2,6 +2,7 @@
 
 from phaseline.program.ops.attention import Attend
 from phaseline.program.ops.base import Context, Cost, Op, Span, Work
+from phaseline.program.ops.experts import Experts, Route, Router, experts, route
 from phaseline.program.ops.linear import Linear, RMSNorm, linear
 from phaseline.program.ops.rope import Rope, RopeSpec
 from phaseline.program.ops.rows import Embed, SelectRows
@@ -11,13 +12,18 @@ __all__ = [
     "Context",
     "Cost",
     "Embed",
+    "Experts",
     "Linear",
     "Op",
     "RMSNorm",
     "Rope",
     "RopeSpec",
+    "Route",
+    "Router",
     "SelectRows",
     "Span",
     "Work",
+    "experts",
     "linear",
+    "route",
 ]

@@ -47,22 +47,32 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """FLOPs (a multiply and an add are two) and bytes that one pass must move; weights as the file stores them."""
+    """FLOPs (a multiply and an add are two) and bytes that one pass must move; weights as the file stores them.
+
+    `routed_bytes` are those of `weight_bytes` that belong to routed experts: the rows do not share them all.
+    """
 
     flops: float = 0
     weight_bytes: float = 0
     state_bytes: float = 0
+    routed_bytes: float = 0
 
     def __add__(self, other: "Cost") -> "Cost":
         return Cost(
             self.flops + other.flops,
             self.weight_bytes + other.weight_bytes,
             self.state_bytes + other.state_bytes,
+            self.routed_bytes + other.routed_bytes,
         )
 
     @property
     def bytes(self) -> float:
         return self.weight_bytes + self.state_bytes
+
+    @property
+    def shared_bytes(self) -> float:
+        """Weights that every row needs."""
+        return self.weight_bytes - self.routed_bytes
 
 
 @dataclass(slots=True)
