@@ -7,6 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 MODEL ?= smollm2
 PROMPT ?= In two sentences: why is reading a prompt faster than writing an answer?
 OUT ?= measure.json
+BASE ?= HEAD~1
 ARGS ?=
 
 # make's own default is g++ even where only clang is installed
@@ -19,10 +20,10 @@ BUILD_INPUTS := pyproject.toml $(wildcard CMakeLists.txt) $(shell find src/phase
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check bench lab wheel clean
+.PHONY: help demo test check sanitize bench bench-base lab wheel clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
 
 demo: $(VENV)/.core  ## fetch a small model, answer one prompt, measure both phases
 	$(BIN)/phaseline pull $(MODEL)
@@ -37,8 +38,23 @@ check: $(VENV)/.dev  ## lint, check types and import arrows
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_arrows.py
 
-bench: $(VENV)/.dev  ## compare both phases with llama.cpp, interleaved
-	$(BIN)/python benchmarks/versus_llamacpp.py $(ARGS)
+# Without site (-S) no editable install can put the plain build first; Python itself leaks, so leaks are not counted.
+KERNEL_TESTS := tests/execute/test_arena.py tests/execute/test_packing.py $(wildcard tests/execute/test_*_kernels.py) \
+  tests/execute/test_same_bits.py
+sanitize: $(VENV)/.dev  ## kernel tests under AddressSanitizer and UBSan, in a build of its own
+	$(PIP) install --quiet --no-deps --upgrade --target build/sanitized -C build-dir=build/sanitize \
+	  -C cmake.define.PHASELINE_SANITIZE=ON .
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	  PYTHONPATH="build/sanitized:$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+	  $(BIN)/python -S -m pytest -q -p no:cacheprovider $(KERNEL_TESTS) $(ARGS)
+
+bench: $(VENV)/.dev  ## both phases against every peer that is installed, by turns; then accuracy
+	$(BIN)/python benchmarks/versus.py $(ARGS)
+	$(BIN)/python benchmarks/accuracy.py
+
+bench-base: $(VENV)/.dev  ## both phases against a revision of this project: make bench-base BASE=HEAD~1
+	$(BIN)/phaseline lab compare rev:$(BASE) this --model $(MODEL) --aa $(ARGS)
 
 lab: $(VENV)/.core  ## the full measurement, with its raw samples in OUT (measure.json)
 	$(BIN)/phaseline measure $(MODEL) --full --out $(OUT)
