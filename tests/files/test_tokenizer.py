@@ -177,6 +177,13 @@ def test_one_bos_never_two(keys: dict[str, Any], text: str, options: dict[str, b
     assert ids[:count] == [tokenizer.bos_id] * count
 
 
+def test_eos_where_the_file_asks_for_it() -> None:
+    tokenizer = Tokenizer.from_metadata(tiny_metadata(add_bos_token=True, add_eos_token=True))
+    texts = [[tokenizer.token_text(id) for id in tokenizer.encode(text)] for text in ("a", "<s>a</s>", "")]
+    assert texts == [["<s>", "a", "</s>"], ["<s>", "a", "</s>"], ["<s>", "</s>"]]
+    assert [tokenizer.token_text(id) for id in tokenizer.encode("a", bos=False)] == ["a"]
+
+
 def test_special_tokens_in_text() -> None:
     tokenizer = Tokenizer.from_metadata(tiny_metadata())
     marked, plain = tokenizer.encode("x</s><tool>y"), tokenizer.encode("x</s><tool>y", special=False)
@@ -249,6 +256,7 @@ def test_smollm2_ends(smollm2: Tokenizer) -> None:
         ("token_type", [True] * 259),
         ("token_type", [0, *[1] * 258]),
         ("token_type", [*[1] * 258, 6]),
+        ("token_type", [*[1] * 258, 7]),
         ("merges", None),
         ("merges", [1]),
         ("merges", ["ab"]),
@@ -263,6 +271,7 @@ def test_smollm2_ends(smollm2: Tokenizer) -> None:
         ("eot_token_id", 1 << 32),
         ("eom_token_id", 2.0),
         ("add_bos_token", 1),
+        ("add_eos_token", "yes"),
     ],
 )
 def test_malformed_metadata_is_refused_by_key(key: str, value: Any) -> None:
@@ -276,9 +285,10 @@ def test_a_merge_listed_twice_is_refused() -> None:
         Tokenizer.from_metadata(tiny_metadata("ab") | {"tokenizer.ggml.merges": ["a b", "a b"]})
 
 
-def test_bos_asked_for_but_not_named_is_refused() -> None:
-    with pytest.raises(FileFormatError, match=r"tokenizer.ggml.bos_token_id"):
-        Tokenizer.from_metadata(tiny_metadata(add_bos_token=True, bos_token_id=None))
+@pytest.mark.parametrize("name", ["bos", "eos"])
+def test_a_mark_asked_for_but_not_named_is_refused(name: str) -> None:
+    with pytest.raises(FileFormatError, match=rf"tokenizer.ggml.{name}_token_id is missing"):
+        Tokenizer.from_metadata(tiny_metadata(**{f"add_{name}_token": True, f"{name}_token_id": None}))
 
 
 def test_a_chat_template_that_is_no_text_is_refused() -> None:
@@ -286,7 +296,7 @@ def test_a_chat_template_that_is_no_text_is_refused() -> None:
         Tokenizer.from_metadata(tiny_metadata() | {"tokenizer.chat_template": 1})
 
 
-@pytest.mark.parametrize(("key", "value", "supported"), [("model", "llama", "gpt2"), ("pre", "gpt-5", "smollm")])
+@pytest.mark.parametrize(("key", "value", "supported"), [("model", "t5", "gpt2"), ("pre", "gpt-5", "smollm")])
 def test_unknown_kinds_are_refused_by_name(key: str, value: str, supported: str) -> None:
     with pytest.raises(UnsupportedError, match=f"{value}.*tokenizer.ggml.{key}.*supported: .*{supported}"):
         Tokenizer.from_metadata(tiny_metadata(**{key: value}))

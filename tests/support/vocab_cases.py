@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenizers.pre_tokenizers import ByteLevel
 
-CASES = ("gpt-2", "llama-bpe", "qwen2", "mpt", "refact", "starcoder")
+CASES = ("gpt-2", "llama-bpe", "llama-spm", "mpt", "phi-3", "qwen2", "refact", "starcoder")
 _SOURCE = "llama-cpp-python==0.3.16"  # its source distribution carries llama.cpp's models/ggml-vocab-* files
 
 

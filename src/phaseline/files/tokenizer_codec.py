@@ -1,0 +1,57 @@
+"""What a kind of tokenizer must do, and what the `tokenizers` library does for all of them."""
+
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import tokenizers
+
+from phaseline.errors import RequestError
+from phaseline.files.tokenizer_vocab import Kind
+
+
+class Codec(Protocol):
+    """How one kind of tokenizer cuts text and spells tokens.
+
+    `space_prefix`: whether encoding puts a space before a text, which decoding has to take off again.
+    """
+
+    space_prefix: bool
+
+    def encode(self, text: str, special: bool) -> list[int]:
+        """Ids of `text`; `special`: control tokens spelt out in it become those tokens."""
+
+    def spell(self, text: str, kind: Kind) -> bytes:
+        """The bytes that a token adds to the text, from its spelling in the vocabulary."""
+
+
+class LibraryCodec:
+    """A codec whose text the library cuts: `marked` finds control tokens in it, what `plain` gives does not."""
+
+    def __init__(
+        self,
+        marked: tokenizers.Tokenizer,
+        plain: Callable[[], tokenizers.Tokenizer],
+        spell: Callable[[str, Kind], bytes],
+        *,
+        space_prefix: bool = False,
+    ) -> None:
+        self._marked, self._plain, self._spell, self.space_prefix = marked, plain, spell, space_prefix
+
+    def encode(self, text: str, special: bool) -> list[int]:
+        return library_encode(self._marked if special else self._plain(), text).ids
+
+    def spell(self, text: str, kind: Kind) -> bytes:
+        return self._spell(text, kind)
+
+
+def library_encode(library: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
+    """RequestError if `text` is not valid Unicode."""
+    try:
+        return library.encode(text, add_special_tokens=False)
+    except TypeError:  # the one thing it can't take in a str
+        raise RequestError("the text is not valid Unicode: it holds half of a surrogate pair") from None
+
+
+def added(texts: Iterable[str]) -> list[tokenizers.AddedToken]:
+    """Tokens that the library finds in a text before anything else: the first, of those the longest."""
+    return [tokenizers.AddedToken(text, normalized=False) for text in texts if text]
