@@ -18,6 +18,7 @@ Interval = tuple[float, float]
 
 _KNEES = 128  # places between the smallest and the largest size where the knee is tried
 _RESAMPLES = 200
+_EPSILON = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ def _two_segments(sizes: Floats, seconds: Floats, knees: Floats) -> tuple[float,
     above = np.maximum(0.0, sizes - knees[:, None])  # (knees, sizes)
     weight = seconds**-2.0  # relative residuals
     floors, slopes = _least_squares(above, seconds, weight)
-    flat = slopes <= 0
+    flat = slopes * sizes[-1] <= _EPSILON * floors  # a rise of rounding alone is none
     floors[flat], slopes[flat] = np.sum(weight * seconds) / np.sum(weight), 0.0
     squares = np.mean((1 - (floors[:, None] + slopes[:, None] * above) / seconds) ** 2, axis=1)
     best = int(np.argmin(squares))

@@ -28,6 +28,11 @@ def rough(residual: float) -> list[str]:
     return [f"The fit misses the medians by {percent(residual)}: it is a rough one."] if residual > 0.1 else []
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things whose plural ends in s."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def span(interval: Interval | None) -> str:
     """An interval behind the figure it belongs to, or nothing."""
     return "" if interval is None else f" [{_digits(interval[0])} to {_digits(interval[1])}]"

@@ -44,6 +44,12 @@ def test_what_batching_amortises_wholly_or_not_at_all() -> None:
     assert "batching gains nothing" in analyse(rows(1e-5, 0.01))["finding"]
 
 
+def test_noise_is_not_taken_for_a_lack_of_sharing() -> None:
+    noisy = [decode_row(256, [0.01 * n * pace for pace in (0.7, 1.0, 1.5)][:: 1 if n % 2 else -1], n) for n in (1, 2)]
+    noisy = [row | {"stream_tok_s": row["tok_s"] / row["streams"]} for row in noisy]
+    assert "cannot be told from the noise" in analyse(noisy)["finding"]
+
+
 def test_streams_that_do_not_run_at_once_are_told() -> None:
     waiting = cell_row(decode_cell(256, 2, tokens=2), [[trace([1, 2]), trace([3, 4])]]) | {"stream_tok_s": None}
     record = analyse([*rows(0.01, 0.002)[:1], waiting])
@@ -70,7 +76,7 @@ def test_the_lab_finds_the_scripted_engine() -> None:
     record = asyncio.run(conduct(Batch(system, (4,), context=32, rounds=2), lambda *_: None, {}))
     assert [row["streams"] for row in record["results"]] == [1, 4]
     for row in record["results"]:
-        assert min(row["seconds"]) >= 0.97 * (0.006 + 0.002 * row["streams"])
+        assert min(row["seconds"]) >= 0.7 * (0.006 + 0.002 * row["streams"])
         assert all(sum(e[2] or 0 for e in each["events"]) == 24 for each in row["traces"])
         assert len(row["traces"]) == 2 * row["streams"] and not row["queued"]
 

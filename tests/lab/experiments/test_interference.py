@@ -78,12 +78,12 @@ def test_what_is_wrong_is_said() -> None:
     assert row["stalls_held"] is False and row["worst_gap_interval_s"] is None
     said = analyse(Scene(intruder_tokens=1000), {Setting(500): [clash]})["finding"]
     assert "While it was read, chunk 500: worst gap 70 ms" in said
-    assert "10 stalls, where the prompt has only 2 pieces: something else held the streams up" in said
+    assert "something else held the streams up: chunk 500: 10 stalls in 2 pieces." in said
     cached = replace(clash, intruder=replace(clash.intruder, cached_tokens=500))
     ended = simulated(costs(100), tokens=STEP + 3)
     failed = replace(clash, victims=(replace(clash.victims[0], error="reset by peer"),))
     said = analyse(Scene(intruder_tokens=1000), {Setting(): [cached, ended, failed]})["finding"]
-    assert "cache" in said and "not complete" in said and "1 streams failed: reset by peer" in said
+    assert "cache" in said and "not complete" in said and "1 stream failed: reset by peer" in said
 
 
 def test_a_server_of_unknown_chunk_has_no_bound() -> None:

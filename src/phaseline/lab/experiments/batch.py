@@ -138,6 +138,8 @@ def _split_sentences(line: Line, most: int, predicted: Mapping[str, Any] | None)
     shared, own = ms_span(line.base_s, line.base_interval), ms_span(line.slope_s, line.slope_interval)
     if line.slope_s <= 0:
         said = [f"A step takes {shared} whatever the number of streams, up to {most}: all of it is amortised."]
+    elif line.base_interval is not None and line.base_interval[0] <= 0.1 * line.slope_s < line.base_interval[1]:
+        said = [f"Each stream costs {own}. Whether anything is shared cannot be told from the noise: {shared}."]
     elif line.base_s <= 0.1 * line.slope_s:
         said = [f"Each stream costs {own}, and next to nothing is shared: batching gains nothing here."]
     else:

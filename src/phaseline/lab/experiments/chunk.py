@@ -12,6 +12,7 @@ from phaseline.lab.experiments.clash import Clash
 from phaseline.lab.experiments.interference import clash_row
 from phaseline.lab.experiments.stage import Scene, Setting, Stage
 from phaseline.lab.stats import interleave, median
+from phaseline.lab.wording import counted
 
 MOST_PIECES = 32  # in which a prompt is read; smaller chunks get a shorter one, and no place on the frontier
 NEAR_BEST = 1.1  # a TTFT of up to so many times the best one is about as good
@@ -130,7 +131,7 @@ def _finding(
         told.append(f"By then decode alone took {drift:.2f} times as long as before: the machine's pace had changed.")
     errors = [error for row in (*rows, *checks) for error in row["errors"]]
     if errors:
-        told.append(f"{len(errors)} streams failed: {errors[0]}.")
+        told.append(f"{counted(len(errors), 'stream')} failed: {errors[0]}.")
     return told
 
 

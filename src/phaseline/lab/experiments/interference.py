@@ -10,6 +10,7 @@ from phaseline.lab.experiments.clash import STALL, Clash, timeline, tolls
 from phaseline.lab.experiments.stage import Scene, Setting, Stage
 from phaseline.lab.metrics import trace_metrics
 from phaseline.lab.stats import bootstrap_interval, interleave, median, spread
+from phaseline.lab.wording import counted
 
 
 class Interference:
@@ -71,8 +72,8 @@ def clash_row(scene: Scene, setting: Setting, clashes: Sequence[Clash]) -> dict[
     during = [gap for each in paid for toll in each for gap in toll.during]
     ttft = [found for clash in clashes if (found := trace_metrics(clash.intruder).ttft) is not None]
     stalls = [max(known) for each in paid if (known := [toll.stalls for toll in each if toll.stalls is not None])]
-    counted = [count for clash in clashes if (count := clash.intruder.prompt_tokens) is not None]
-    prompt = round(median(counted)) if counted else scene.intruder_tokens
+    lengths = [count for clash in clashes if (count := clash.intruder.prompt_tokens) is not None]
+    prompt = round(median(lengths)) if lengths else scene.intruder_tokens
     most = setting.most_pieces(prompt)
     return {
         "phase": "mixed",
@@ -133,17 +134,20 @@ def _finding(scene: Scene, rows: Sequence[Mapping[str, Any]]) -> str:
     told.append(f"While it was read, {'the worst gap was least with ' if len(timed) > 1 else ''}{_cost(gentlest)}.")
     if quickest is not gentlest:
         told.append(f"Its own first token came soonest with {_cost(quickest)}.")
-    for row in timed:
-        if row["stalls_held"] is False:
-            pieces = f"where the prompt has only {row['most_stalls']} pieces"
-            told.append(f"{row['setting']}: {max(row['stalls'])} stalls, {pieces}: something else held the streams up.")
+    broken = [row for row in timed if row["stalls_held"] is False]
+    if broken:
+        listed = "; ".join(
+            f"{row['setting']}: {counted(max(row['stalls']), 'stall')} in {counted(row['most_stalls'], 'piece')}"
+            for row in broken
+        )
+        told.append(f"More stalls than the prompt has pieces, so something else held the streams up: {listed}.")
     if any(not row["outlived"] for row in timed):
         told.append("A running stream ended before the first token came: its gaps are not complete.")
     if any(row["cached_tokens"] for row in timed):
         told.append("A cache served part of the prompts, which were all new: the cost is flattered.")
     errors = [error for row in rows for error in row["errors"]]
     if errors:
-        told.append(f"{len(errors)} streams failed: {errors[0]}.")
+        told.append(f"{counted(len(errors), 'stream')} failed: {errors[0]}.")
     return " ".join(told)
 
 

@@ -61,6 +61,7 @@ class LlamaCppSystem:
         params.n_parallel = streams
         params.warmup = params.fit_params = False
         params.endpoint_props = True
+        params.verbosity = -1  # else it logs every request over the caller's screen
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
         if ubatch:
             params.n_ubatch = ubatch
