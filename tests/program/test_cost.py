@@ -12,12 +12,13 @@ from phaseline.lab.metrics import chunk_schedule
 from phaseline.program.cost import decode_work, op_costs, prefill_work, prompt_cost, step_cost, weight_bytes
 from phaseline.program.ir import Program, Rows, Value
 from phaseline.program.ops import Attend, Cost, Embed, Linear, Rope, RopeSpec, SelectRows, Span, Work
-from phaseline.program.state import PagedKV
+from phaseline.program.state import PagedKV, SlidingKV
 from support.tiny import write_llama
 
 HEADS, KV_HEADS, DIM = 6, 2, 16
 
 spans = st.builds(Span, start=st.integers(0, 40), n=st.integers(1, 20), wanted=st.just(1))
+windows = st.none() | st.integers(1, 80)
 
 
 @pytest.fixture(scope="module")
@@ -37,23 +38,26 @@ def value(width: int) -> Value:
     return Value("v", Rows.TOKENS, width)
 
 
-@given(spans)
-def test_pairs_are_those_under_the_causal_mask(span: Span) -> None:
+@given(spans, windows)
+def test_pairs_are_those_under_the_causal_mask(span: Span, window: int | None) -> None:
     positions = range(span.start, span.start + span.n)
-    assert span.pairs() == sum(1 for query in positions for key in range(span.start + span.n) if key <= query)
+    seen = [key <= query and query - key < (window or 100) for query in positions for key in range(span.start + span.n)]
+    assert span.pairs(window) == sum(seen)
 
 
-@given(st.lists(spans, max_size=4), st.sampled_from([1, 2, 4]))
-def test_attention_counted_by_hand(steps: list[Span], kv_bytes: int) -> None:
+@given(st.lists(spans, max_size=4), st.sampled_from([1, 2, 4]), windows)
+def test_attention_counted_by_hand(steps: list[Span], kv_bytes: int, window: int | None) -> None:
     q, kv = HEADS * DIM, KV_HEADS * DIM
-    attend = Attend(value(q), value(kv), value(kv), value(q), 0, HEADS, KV_HEADS, DIM, 1.0)
+    attend = Attend(value(q), value(kv), value(kv), value(q), 0, HEADS, KV_HEADS, DIM, 1.0, window=window)
     flops = moved = 0
     for span in steps:
+        read: set[int] = set()
         for row in range(span.start, span.start + span.n):
-            for _ in range(row + 1):
+            for key in range(max(0, row + 1 - (window or 100)), row + 1):
                 flops += HEADS * (2 * DIM + 2 * DIM)  # q . k, then the sum of values
+                read.add(key)
         stored = 2 * kv * kv_bytes  # one position's keys and values
-        moved += (span.start + span.n) * stored + span.n * stored  # what is read, what is written
+        moved += len(read) * stored + span.n * stored  # what is read, what is written
     assert attend.cost(Work(steps, kv_bytes)) == Cost(flops, 0, moved)
 
 
@@ -105,6 +109,14 @@ def test_streams_share_the_weights_of_a_decode_step(program: Program, streams: i
 
 def test_state_counts_keys_and_values_of_every_layer() -> None:
     assert PagedKV(3, 2, 16).elements(5) == 3 * (2 + 2) * 16 * 5
+
+
+@given(length=st.integers(0, 40), window=st.integers(1, 50))
+def test_a_window_needs_what_its_next_row_reads(length: int, window: int) -> None:
+    sliding = SlidingKV(3, 2, 16, window)
+    needed = [p for p in range(length) if length - p < window]  # the row at `length` reads these and itself
+    assert sliding.oldest(length) == (needed[0] if needed else length)
+    assert sliding.elements(length) == PagedKV(3, 2, 16).elements(len(needed))
 
 
 def test_rope_turns_pairs_by_its_angles() -> None:

@@ -90,7 +90,7 @@ def expert_bound(x: Floats, file: MemoryFile, gate: TensorInfo, up: TensorInfo, 
     return np.asarray(product_bound(np.abs(middle) + off, file, down) + off @ np.abs(w[2]).T)
 
 
-def attention_bound(q: Floats, k: Floats, v: Floats, scale: float, stored: float) -> Floats:
+def attention_bound(q: Floats, k: Floats, v: Floats, scale: float, stored: float, window: int | None = None) -> Floats:
     """|computed - exact| of the last positions' attention, (rows, heads, dim).
 
     q: (rows, heads, dim), of positions len(k) - rows ..; k, v: (context, kv heads, dim). `stored`: relative error of a
@@ -99,16 +99,19 @@ def attention_bound(q: Floats, k: Floats, v: Floats, scale: float, stored: float
     arguments add up to the spread of the scores. With weights p (1 + d), |d| <= rho, the average moves by at most
     sum p rho |v - out| / sum p / (1 - max rho). Sums over tokens, pages and splits then cost
     gamma(2 context + 8 pages) of the average of |v|, in numerator and denominator; a stored value moves by stored |v|.
-    exp never falls under 2^-126: that much more, at most, for each position.
+    exp never falls under 2^-126: that much more, at most, for each position. A row that reads only the `window` latest
+    positions meets so many and no more, on one page more than they fill.
     """
     rows, heads, dim = q.shape
     context, kv_heads, _ = k.shape
-    pages = -(-context // 32)
+    read = min(context, window or context)
+    pages = -(-read // 32) + 1
     out = np.empty_like(q)
     for h in range(heads):
         keys, values = k[:, h // (heads // kv_heads)], v[:, h // (heads // kv_heads)]
         score = q[:, h] @ keys.T * scale  # (rows, context)
-        hidden = np.arange(context) > np.arange(context - rows, context)[:, None]
+        behind = np.arange(context - rows, context)[:, None] - np.arange(context)  # (rows, context)
+        hidden = (behind < 0) | (behind >= (window or context))
         p = np.where(hidden, 0, np.exp(score - np.where(hidden, -np.inf, score).max(axis=1, keepdims=True)))
         p /= p.sum(axis=1, keepdims=True)
         spread = np.where(hidden, 0, score).max(axis=1) - np.where(hidden, 0, score).min(axis=1)
@@ -118,8 +121,8 @@ def attention_bound(q: Floats, k: Floats, v: Floats, scale: float, stored: float
         mean, size = p @ values, p @ np.abs(values)
         apart = np.matmul((p * rho)[:, None, :], np.abs(values - mean[:, None, :]))[:, 0]  # (rows, dim)
         moved = apart / (1 - rho.max(axis=1, initial=0, where=~hidden))[:, None]
-        sums = 2 * gamma(2 * context + 8 * pages) + stored
-        out[:, h] = moved + sums * (size + moved) + context * 2.0**-126 * np.abs(values).max()
+        sums = 2 * gamma(2 * read + 8 * pages) + stored
+        out[:, h] = moved + sums * (size + moved) + read * 2.0**-126 * np.abs(values).max()
     return out
 
 

@@ -51,16 +51,20 @@ class Attend : public Op {
             if (index >= 0 && index < n) {
                 const int first = int(index) * run.kernels.tile_rows;
                 t = {s_.q->in(), s_.out->rows, pages_of(run, s), row, s.start + (row - s.first), group_, kv_head, first,
-                     std::min(run.kernels.tile_rows, queries - first), s_.scale};
+                     std::min(run.kernels.tile_rows, queries - first), s_.window, s_.scale};
             }
             index -= n;
         });
         return t;
     }
 
-    int splits_of(const QueryTile& t) const {
-        const int last = t.start + (t.first + t.count - 1) / group_ + 1;
-        return (last + SPLIT - 1) / SPLIT;
+    // The splits that some query of the tile reads: first .. last - 1.
+    struct Splits {
+        int first, last;
+    };
+    Splits splits_of(const QueryTile& t) const {
+        const int low = t.start + t.first / group_ + 1, high = t.start + (t.first + t.count - 1) / group_ + 1;
+        return {std::max(0, low - s_.window) / SPLIT, (high + SPLIT - 1) / SPLIT};
     }
 
     // Many tiles: each task reads its whole context.
@@ -72,8 +76,9 @@ class Attend : public Op {
         run.team.spread(tiles * s_.kv.kv_heads, [&](long task) {
             // Later tiles read more: they go first, so that no long one is left for the end.
             const QueryTile t = find_tile(run, tiles - 1 - task / s_.kv.kv_heads, int(task % s_.kv.kv_heads));
-            run.kernels.attend(s_.kv, t, 0, total, scratch);
-            for (int split = 1; split < splits_of(t); split++) {
+            const Splits splits = splits_of(t);
+            run.kernels.attend(s_.kv, t, splits.first, total, scratch);
+            for (int split = splits.first + 1; split < splits.last; split++) {
                 run.kernels.attend(s_.kv, t, split, next, scratch);
                 run.kernels.merge(total, next, t.count, s_.kv.padded_dim);
             }
@@ -85,19 +90,24 @@ class Attend : public Op {
     void split_tiles(const Run& run, long tiles) {
         const long heads = s_.kv.kv_heads;
         int splits = 1;
-        for (long i = 0; i < tiles; i++) splits = std::max(splits, splits_of(find_tile(run, i, 0)));
+        for (long i = 0; i < tiles; i++) {
+            const Splits of = splits_of(find_tile(run, i, 0));
+            splits = std::max(splits, of.last - of.first);
+        }
         const long units = tiles * heads;
         reserve(run, size_t(units) * size_t(splits));
         run.team.spread(units * splits, [&](long task) {
             const QueryTile t = find_tile(run, task / splits / heads, int(task / splits % heads));
-            const int split = int(task % splits);
-            if (split < splits_of(t)) run.kernels.attend(s_.kv, t, split, partials_[size_t(task)], run.scratch);
+            const Splits of = splits_of(t);
+            const int split = of.first + int(task % splits);
+            if (split < of.last) run.kernels.attend(s_.kv, t, split, partials_[size_t(task)], run.scratch);
         });
         run.team.spread(units, [&](long unit) {
             const QueryTile t = find_tile(run, unit / heads, int(unit % heads));
             Partial& total = partials_[size_t(unit * splits)];
-            for (int split = 1; split < splits_of(t); split++)
-                run.kernels.merge(total, partials_[size_t(unit * splits + split)], t.count, s_.kv.padded_dim);
+            const Splits of = splits_of(t);
+            for (int i = 1; i < of.last - of.first; i++)
+                run.kernels.merge(total, partials_[size_t(unit * splits + i)], t.count, s_.kv.padded_dim);
             run.kernels.finish(s_.kv, t, total);
         });
     }

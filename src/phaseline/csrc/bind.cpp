@@ -46,7 +46,7 @@ void begin(Plan& plan, View<const int32_t, 1> tokens, View<const int32_t, 2> seg
     step.segments = reinterpret_cast<const Segment*>(segments.data()), step.segment_count = int(segments.shape(0));
     step.wanted = wanted.data(), step.wanted_count = int(wanted.shape(0));
     step.pages = pages.data(), step.slots = pages.shape(1), step.max_pages = pages.shape(2);
-    if (pages.shape(0) != plan.group_pages().size()) refuse("the page table needs one matrix per state group");
+    if (pages.shape(0) != plan.groups().size()) refuse("the page table needs one matrix per state group");
     if (segments.shape(1) != 4) refuse("segments need four columns");
     if (step.rows > plan.max_rows()) refuse("the step has more rows than the plan was made for");
     if (step.wanted_count > plan.max_wanted()) refuse("the step wants more rows than the plan was made for");
@@ -63,10 +63,11 @@ void begin(Plan& plan, View<const int32_t, 1> tokens, View<const int32_t, 2> seg
         if (s.slot < 0 || size_t(s.slot) >= step.slots) refuse("a segment's slot is outside the page table");
         const long used = (long(s.start) + s.rows + PAGE - 1) / PAGE;
         if (used > long(step.max_pages)) refuse("a segment is longer than its page list");
-        for (size_t g = 0; g < plan.group_pages().size(); g++) {
+        for (size_t g = 0; g < plan.groups().size(); g++) {
+            const Plan::Group& group = plan.groups()[g];
             const int32_t* list = step.pages_of(int(g), s.slot);
-            for (long p = 0; p < used; p++)
-                if (list[p] < 0 || list[p] >= plan.group_pages()[g]) refuse("a segment's page list does not cover it");
+            for (long p = group.first_page(s.start); p < used; p++)
+                if (list[p] < 0 || list[p] >= group.pages) refuse("a segment's page list does not cover it");
         }
     }
     if (next != step.rows) refuse("segments must tile the rows in order");
@@ -134,7 +135,10 @@ NB_MODULE(_native, m) {
             new (self) Plan(team, level_kernels(level), max_rows, max_wanted);
         }, "team"_a, "level"_a, "max_rows"_a, "max_wanted"_a, nb::keep_alive<1, 2>())
         .def_prop_ro("level", [](const Plan& p) { return std::string(p.kernels().name); })
-        .def("add_group", &Plan::add_group, "pages"_a)
+        .def("add_group", [](Plan& p, int pages, std::optional<int> window) {
+            if (window && *window < 1) throw nb::value_error("a window holds at least its own position");
+            p.add_group({pages, window.value_or(EVERYTHING)});
+        }, "pages"_a, "window"_a = nb::none())
         .def("add_value", &Plan::add_value, "width"_a, "wanted"_a, "column"_a)
         .def("add_output", &Plan::add_output, "width"_a)
         .def("add_embed", [](Plan& p, const Matrix& table, int out, int layer) {
@@ -158,13 +162,16 @@ NB_MODULE(_native, m) {
         }, "x"_a, "weights"_a, "outs"_a, "norm"_a, "eps"_a, "gate"_a, "residual"_a, "layer"_a, nb::keep_alive<1, 3>())
         .def("add_attend", [](Plan& p, int q, int k, int v, int out, nb::ndarray<nb::ndim<5>, nb::c_contig> keys,
                               nb::ndarray<nb::ndim<5>, nb::c_contig> values, int group, int kv_layer_index, int heads,
-                              int kv_heads, int head_dim, float scale, int layer) {
+                              int kv_heads, int head_dim, std::optional<int> window, float scale, int layer) {
             AttendSpec s{&p.value(q), &p.value(k), &p.value(v), &p.value(out),
-                         kv_layer(keys, values, kv_layer_index, kv_heads, head_dim), group, heads, scale};
-            if (group < 0 || size_t(group) >= p.group_pages().size()) throw nb::value_error("no such state group");
+                         kv_layer(keys, values, kv_layer_index, kv_heads, head_dim), group, heads, scale,
+                         window.value_or(EVERYTHING)};
+            if (group < 0 || size_t(group) >= p.groups().size()) throw nb::value_error("no such state group");
+            if (s.window < 1 || s.window > p.groups()[size_t(group)].window)
+                throw nb::value_error("a window must lie within what its state group keeps");
             p.add(make_attend(s), layer);
         }, "q"_a, "k"_a, "v"_a, "out"_a, "keys"_a, "values"_a, "group"_a, "kv_layer"_a, "heads"_a, "kv_heads"_a,
-           "head_dim"_a, "scale"_a, "layer"_a)
+           "head_dim"_a, "window"_a.none(), "scale"_a, "layer"_a)
         .def("add_route", [](Plan& p, int logits, int chosen, int shares, std::vector<float> bias, bool softmax, int groups,
                              int kept_groups, int group_best, bool renormalise, float scale, int layer) {
             const auto width = [&](int v) { return int(p.value(v).rows.stride); };

@@ -74,6 +74,8 @@ struct KvLayer {
     }
 };
 
+constexpr int EVERYTHING = 0x7fffffff;
+
 // A tile of up to `tile_rows` queries of one segment that share key head `kv_head`. Query i (row * group + g) of the
 // segment is head kv_head * group + g of its row.
 struct QueryTile {
@@ -84,6 +86,7 @@ struct QueryTile {
     int start;             // position of that row
     int group, kv_head;
     int first, count;      // queries first .. first + count - 1
+    int window;            // positions that each reads, the latest; EVERYTHING: no limit
     float scale;
 };
 

@@ -1,7 +1,5 @@
 // The operations of a plan. Each spreads its work over the team in tiles and ends with a barrier.
 #pragma once
-#include <algorithm>
-
 #include "plan.h"
 
 namespace phaseline {
@@ -36,6 +34,7 @@ struct AttendSpec {
     int group;  // of the state
     int heads;
     float scale;
+    int window;  // or EVERYTHING
 };
 std::unique_ptr<Op> make_attend(AttendSpec spec);
 

@@ -1,6 +1,7 @@
 // A program made native: a list of operations over an arena planned ahead, run by the whole team without a return to
 // Python in between.
 #pragma once
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -73,8 +74,13 @@ class Plan {
     Plan(const Plan&) = delete;
     Plan& operator=(const Plan&) = delete;
 
-    // A state group: layers that share a page list, and how many pages there are of it.
-    void add_group(int pages) { group_pages_.push_back(pages); }
+    // A state group: layers that share a page list. A step must cover the positions that its rows may read.
+    struct Group {
+        int pages, window;
+        // The page of the oldest position that rows from `start` on read.
+        int first_page(int start) const { return std::max(0, start - (window - 1)) / PAGE; }
+    };
+    void add_group(Group group) { groups_.push_back(group); }
     // A value `column` floats into each row's share of the arena; the arena grows to hold it. Returns its number.
     int add_value(int width, bool wanted, size_t column);
     // A value whose memory comes with each step: the logits.
@@ -92,7 +98,7 @@ class Plan {
     const Op& op(int i) const { return *ops_[size_t(i)]; }
     int max_rows() const { return max_rows_; }
     int max_wanted() const { return max_wanted_; }
-    const std::vector<int>& group_pages() const { return group_pages_; }
+    const std::vector<Group>& groups() const { return groups_; }
 
     // Takes a step's arrays; the operations then run over it, all at once or one by one.
     void begin(const StepData& step, float* logits);
@@ -116,7 +122,7 @@ class Plan {
     std::vector<std::unique_ptr<Op>> ops_;
     std::vector<int> layers_;
     std::vector<Rotation> rotations_;
-    std::vector<int> group_pages_;
+    std::vector<Group> groups_;
     Value* output_ = nullptr;
     std::vector<float> arena_, wanted_arena_, angles_;
     std::vector<uint8_t> prepared_;

@@ -15,7 +15,7 @@ from phaseline.execute.base import page_counts, page_matrices, step_arrays
 from phaseline.files.base import ModelFile
 from phaseline.program.ir import Program, Rows, Value
 from phaseline.program.ops import Attend, Embed, Experts, Linear, Op, Rope, Route, SelectRows
-from phaseline.program.state import PagedKV, StateSpec
+from phaseline.program.state import PagedKV, SlidingKV, StateSpec
 from phaseline.program.step import Step
 from phaseline.state.pool import Pool
 
@@ -93,8 +93,8 @@ class NativeExecutor:
         counts = page_counts(program, pages)
         self._pool = Pool([padded_state(s) for s in program.state], counts, self.page_size, KV_TYPES[kv_type])
         self._plan = _native.Plan(self.team, self.level, max_rows, max_wanted or max_rows)
-        for count in counts:
-            self._plan.add_group(count)
+        for spec, count in zip(program.state, counts, strict=True):
+            self._plan.add_group(count, spec.window if isinstance(spec, SlidingKV) else None)
         self._build(file)
 
     def forward(self, step: Step, pages: NDArray[np.int32]) -> NDArray[np.float32]:
@@ -172,12 +172,10 @@ class NativeExecutor:
             eps = op.norm.eps if op.norm else 0.0
             self._plan.add_linear(n[op.x], matrices, outs, norm, eps, op.gate, residual, layer)
         elif isinstance(op, Attend):
-            if op.window is not None:
-                raise UnsupportedError("no native kernel attends within a window")
             memory = self._pool.groups[op.group]
             self._plan.add_attend(
                 n[op.q], n[op.k], n[op.v], n[op.out], memory["keys"], memory["values"], op.group, op.layer,
-                op.heads, op.kv_heads, op.head_dim, op.scale, layer,
+                op.heads, op.kv_heads, op.head_dim, op.window, op.scale, layer,
             )  # fmt: skip
         elif isinstance(op, Route):
             r, bias = op.router, weights.vector(op.bias.name) if op.bias else []

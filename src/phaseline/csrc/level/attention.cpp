@@ -58,7 +58,7 @@ template <class T, int M> void page_scores(const typename T::Element* keys, cons
     }
 }
 
-// out[r] = out[r] * shrink[r] + sum over tokens of p[r][token] * v[token]; p is 0 beyond a query's own limit.
+// out[r] = out[r] * shrink[r] + sum over tokens of p[r][token] * v[token]; p is 0 where a query does not read.
 template <class T, int M, int W>
 void add_values(const typename T::Element* values, const float* p, const float* shrink, int tokens, int dim, int d, float* out) {
     Float acc[M][W];
@@ -88,24 +88,34 @@ void add_values(const typename T::Element* values, const float* p, const float* 
         for (int w = 0; w < W; w++) store(out + r * dim + d + w * LANES, acc[r][w]);
 }
 
+int lanes(int n) { return n < 0 ? 0 : n > LANES ? LANES : n; }
+// Lanes first .. last-1 of x, as far as there are such; `other` elsewhere.
+Float within(int first, int last, Float x, Float other) {
+    return first_lanes(lanes(first), other, first_lanes(lanes(last), x, other));
+}
+
 template <class T, int M>
 void attend_tile(const KvLayer& kv, const QueryTile& t, int split, Partial& into, float* scratch) {
     const int dim = kv.padded_dim;
     float* q = scratch;                 // [head_dim][M]
     float* scores = q + MAX_TILE * dim; // [M][PAGE]
-    int limit[M], last = 0;             // positions each query reads
+    int oldest[M], limit[M];            // each query reads positions oldest .. limit - 1
+    int first = EVERYTHING, last = 0;   // of all of them
     for (int r = 0; r < M; r++) {
         const int i = t.first + r, row = i / t.group;
         const float* source = t.q.row(t.first_row + row) + (t.kv_head * t.group + i % t.group) * kv.head_dim;
         for (int d = 0; d < kv.head_dim; d++) q[d * M + r] = source[d] * t.scale;
         limit[r] = t.start + row + 1;
+        oldest[r] = limit[r] > t.window ? limit[r] - t.window : 0;
+        if (oldest[r] < first) first = oldest[r];
         if (limit[r] > last) last = limit[r];
         into.largest[r] = NOTHING;
         into.sum[r] = 0;
         for (int d = 0; d < dim; d += LANES) store(into.out + r * dim + d, zero());
     }
     const int end = last < (split + 1) * SPLIT ? last : (split + 1) * SPLIT;
-    for (int at = split * SPLIT; at < end; at += PAGE) {
+    const int begin = first > split * SPLIT ? first / PAGE * PAGE : split * SPLIT;
+    for (int at = begin; at < end; at += PAGE) {
         const int page = t.pages[at / PAGE], tokens = end - at < PAGE ? end - at : PAGE;
         const auto* keys = reinterpret_cast<const typename T::Element*>(kv.head(kv.keys, page, t.kv_head));
         const auto* values = reinterpret_cast<const typename T::Element*>(kv.head(kv.values, page, t.kv_head));
@@ -113,15 +123,13 @@ void attend_tile(const KvLayer& kv, const QueryTile& t, int split, Partial& into
         float shrink[M];
         for (int r = 0; r < M; r++) {
             float* s = scores + r * PAGE;
-            const int visible = limit[r] - at;  // tokens of this page before the causal limit, perhaps none
-            const int n0 = visible < 0 ? 0 : visible > LANES ? LANES : visible;
-            const int n1 = visible < LANES ? 0 : visible > PAGE ? LANES : visible - LANES;
-            const Float s0 = first_lanes(n0, load(s), splat(NOTHING));
-            const Float s1 = first_lanes(n1, load(s + LANES), splat(NOTHING));
+            const int from = oldest[r] - at, to = limit[r] - at;  // tokens of this page that it reads, perhaps none
+            const Float s0 = within(from, to, load(s), splat(NOTHING));
+            const Float s1 = within(from - LANES, to - LANES, load(s + LANES), splat(NOTHING));
             const float top = largest(max(s0, s1)), before = into.largest[r];
             const float now = top > before ? top : before;
-            const Float p0 = first_lanes(n0, exp(s0 - splat(now)), zero());
-            const Float p1 = first_lanes(n1, exp(s1 - splat(now)), zero());
+            const Float p0 = within(from, to, exp(s0 - splat(now)), zero());
+            const Float p1 = within(from - LANES, to - LANES, exp(s1 - splat(now)), zero());
             shrink[r] = 1.0f;
             if (now != before) {
                 float e[LANES];

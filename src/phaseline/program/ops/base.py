@@ -23,9 +23,7 @@ class Span:
 
     def pairs(self, window: int | None = None) -> int:
         """Query-key pairs under the causal mask: row i reads start + i + 1 positions, of a window at most `window`."""
-        within = (
-            self.n if window is None else min(self.n, max(0, window - self.start))
-        )  # rows that read all
+        within = self.n if window is None else min(self.n, max(0, window - self.start))  # rows that read all
         return within * self.start + within * (within + 1) // 2 + (self.n - within) * (window or 0)
 
 
