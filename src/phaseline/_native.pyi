@@ -23,7 +23,14 @@ class Matrix:
 
 class Store: ...
 
-def pack(format: str, raw: NDArray[np.uint8], cols: int, team: Team, store: Store) -> Matrix: ...
+def pack(
+    format: str,
+    raw: NDArray[np.uint8],
+    cols: int,
+    team: Team,
+    store: Store,
+    codebook: NDArray[np.uint8] | None = None,
+) -> Matrix: ...
 
 class Plan:
     def __init__(self, team: Team, level: str, max_rows: int, max_wanted: int) -> None: ...

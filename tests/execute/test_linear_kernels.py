@@ -73,7 +73,10 @@ def test_plain_and_quantised_weights_share_one_input(order: int) -> None:
     check(file, small.finish(outs, TOKENS + 1), outs, lambda t: [product_bound(x[t], file, w) for w in weights])
 
 
-@pytest.mark.parametrize(("format", "cols"), [("F32", 1), ("F16", 33), ("BF16", 576), ("Q4_1", 96), ("Q6_K", 512)])
+NORMED = [("F32", 1), ("F16", 33), ("BF16", 576), ("Q4_1", 96), ("Q6_K", 512), ("IQ4_XS", 256)]
+
+
+@pytest.mark.parametrize(("format", "cols"), NORMED)
 def test_norm_before(format: str, cols: int) -> None:
     rng, file = np.random.default_rng(cols), MemoryFile()
     small, table = Small(file), inputs(rng, cols)
@@ -179,7 +182,7 @@ MISTAKES: dict[str, Callable[[Floats, Floats], Floats]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-@pytest.mark.parametrize("format", ["Q4_1", "Q8_0"])
+@pytest.mark.parametrize("format", ["Q4_1", "Q8_0", "IQ4_XS", "MXFP4", "IQ1_S"])
 def test_the_comparison_sees_mistakes(format: str, mistake: str) -> None:
     rng, file = np.random.default_rng(0), MemoryFile()
     small, table = Small(file), rng.normal(size=(TOKENS, 256))

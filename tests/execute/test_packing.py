@@ -9,13 +9,14 @@ from phaseline.files.quant import FORMATS, Format
 
 # Where each format keeps its halves within a block.
 HALVES = {"Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0]}
-HALVES |= {"Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}
+HALVES |= {"Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "TQ1_0": [52], "TQ2_0": [64]}
+HALVES |= {name: [0] for name in ("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS")}
 COLS = {1: (1, 7, 33, 256), 32: (32, 96, 512), 256: (256, 768)}
 
 
 def unpacked(format: Format, raw: NDArray[np.uint8], cols: int, threads: int = 1) -> NDArray[np.float32]:
     """All rows read back from the panels."""
-    matrix = _native.pack(format.name, raw, cols, _native.Team(threads), _native.Store())
+    matrix = _native.pack(format.name, raw, cols, _native.Team(threads), _native.Store(), format.codebook)
     assert matrix.shape == (len(raw), cols)
     out = np.full((len(raw), cols), np.nan, np.float32)
     for i, row in enumerate(out):
@@ -75,11 +76,18 @@ def test_one_wrong_byte_is_seen(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("format", "width", "cols"),
-    [("Q4_1", 20, 33), ("Q4_1", 40, 32), ("Q4_K", 144, 32), ("Q2_K", 84, 256), ("F32", 0, 0)],
+    [("Q4_1", 20, 33), ("Q4_1", 40, 32), ("Q4_K", 144, 32), ("NVFP4", 36, 64), ("F32", 0, 0)],
 )
 def test_bytes_that_do_not_fit_are_refused(format: str, width: int, cols: int) -> None:
     with pytest.raises(ValueError, match=r"row's bytes|no kernel reads"):
         _native.pack(format, np.zeros((2, width), np.uint8), cols, _native.Team(1), _native.Store())
+
+
+def test_a_codebook_that_is_not_the_formats_is_refused() -> None:
+    for format, book in (("IQ1_S", None), ("IQ1_S", FORMATS["IQ2_S"].codebook), ("Q4_K", FORMATS["IQ1_S"].codebook)):
+        raw = np.zeros((2, FORMATS[format].bytes), np.uint8)
+        with pytest.raises(ValueError, match="codebook"):
+            _native.pack(format, raw, 256, _native.Team(1), _native.Store(), book)
 
 
 def test_rows_outside_are_refused() -> None:

@@ -9,13 +9,16 @@ from numpy.typing import NDArray
 from phaseline.errors import FileFormatError, UnsupportedError
 from phaseline.files.quant import FORMATS, format_of_id
 
-NAMES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]
+NAMES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
+NAMES += ["IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"]
+NAMES += ["TQ1_0", "TQ2_0", "MXFP4"]
 # Root mean square error of a quantised normal variable, with a margin of about a third.
 LOSS = {"F16": 3e-4, "BF16": 3e-3, "Q8_0": 8e-3, "Q5_0": 0.06, "Q5_1": 0.06, "Q4_0": 0.12, "Q4_1": 0.11}
+LOSS |= {"TQ1_0": 1.0, "TQ2_0": 1.0, "MXFP4": 0.2}
 
 
 def reference(raw: NDArray[np.uint8], name: str) -> NDArray[np.float32]:
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         decoded: NDArray[np.float32] = gguf.quants.dequantize(raw, GGMLQuantizationType[name])
     return decoded
 
@@ -69,7 +72,7 @@ def test_row_bytes_need_whole_blocks() -> None:
         FORMATS["Q4_K"].row_bytes(576)
 
 
-@pytest.mark.parametrize(("id", "name"), [(23, "IQ4_XS"), (24, "I8"), (4, "unknown"), (999, "unknown")])
+@pytest.mark.parametrize(("id", "name"), [(40, "NVFP4"), (24, "I8"), (4, "unknown"), (999, "unknown")])
 def test_other_types_are_refused_by_name(id: int, name: str) -> None:
-    with pytest.raises(UnsupportedError, match=rf"{name} \(type {id}\).*supported: F32.*Q6_K.*BF16"):
+    with pytest.raises(UnsupportedError, match=rf"{name} \(type {id}\).*supported: F32.*Q6_K.*MXFP4"):
         format_of_id(id)

@@ -46,9 +46,9 @@ def product_bound(x: Floats, file: MemoryFile, weight: TensorInfo) -> Floats:
     Plain weights: cols multiply-adds, gamma(2 cols) sum |x||w|.
     Quantised: a block's activations become s q, s = max|x| / TOP. Rounding q to whole costs s/2 each; the three
     roundings of x * (TOP / max) and of s cost TOP * 3u of s more. Integer sums are exact. Per block, at most two
-    terms (code part d * code, minimum m) are added with two roundings each, after at most three of their own:
-    gamma(4 blocks + 4) sum (|w - m| + |m|) |s q|, and |s q| <= |x| + s. The decoded reference weight itself
-    is rounded once: u |w| |x|.
+    terms (code part d * code, minimum m; Q2_K has both for each half) are added with two roundings each, after at most
+    three of their own: gamma(4 blocks + 4) sum (|w - m| + |m|) |s q|, and |s q| <= |x| + s. The decoded reference
+    weight itself is rounded once: u |w| |x|.
     """
     w = file.float32(weight.name).astype(np.float64)
     size = np.abs(x)
@@ -57,7 +57,7 @@ def product_bound(x: Floats, file: MemoryFile, weight: TensorInfo) -> Floats:
     step = np.repeat(size.reshape(len(x), -1, 32).max(axis=2) / TOP, 32, axis=1)  # (rows, cols)
     m = _minima(file, weight)
     parts = np.abs(w - m) + np.abs(m)
-    rounding = gamma(4 * (w.shape[1] // 32) + 4)
+    rounding = gamma((8 if weight.format.name == "Q2_K" else 4) * (w.shape[1] // 32) + 4)
     bound = step * (0.5 + 3 * TOP * U) @ np.abs(w).T + rounding * ((size + step) @ parts.T) + U * size @ np.abs(w).T
     return np.asarray(bound)
 
@@ -126,11 +126,18 @@ def attention_bound(q: Floats, k: Floats, v: Floats, scale: float, stored: float
     return out
 
 
+# Where a format with a minimum keeps its codes.
+_CODES = {"Q4_1": slice(4, None), "Q5_1": slice(4, None), "Q4_K": slice(16, None), "Q5_K": slice(16, None)}
+_CODES |= {"Q2_K": slice(16, 80), "TQ1_0": slice(52), "TQ2_0": slice(64), "IQ1_S": slice(2, 34)}
+
+
 def _minima(file: MemoryFile, weight: TensorInfo) -> Floats:
     """The minimum part of each decoded weight: what its block decodes to with all codes zero. 0 where it has none."""
-    codes_at = {"Q4_1": 4, "Q5_1": 4, "Q4_K": 16, "Q5_K": 16}.get(weight.format.name)
-    if codes_at is None:
+    name = weight.format.name
+    if name not in _CODES:
         return np.zeros(weight.shape)
     blocks = file.raw(weight.name).reshape(-1, weight.format.bytes).copy()
-    blocks[:, codes_at:] = 0
+    blocks[:, _CODES[name]] = 0
+    if name == "IQ1_S":  # and the high bits of its indices, beside scales
+        blocks[:, 34:].view("<u2")[:] &= 0xF000
     return weight.format.decode_rows(blocks.reshape(weight.shape[0], -1)).astype(np.float64)

@@ -13,13 +13,16 @@ from numpy.typing import NDArray
 BOS, EOS = 0, 1  # ids of <|bos|> and <|eos|>; the 256 byte tokens follow, then one token per merge
 SMALLEST_VOCAB = 258
 
-# Super-blocks of 256 that the gguf package reads but can't write: bytes per block, place of the f16 factor,
-# place of the f16 factor of the minimum, and the ratio of the two that gives values a mean of zero.
-_K_BLOCKS: Mapping[str, tuple[int, int, int | None, float]] = {
-    "Q4_K": (144, 0, 2, 7.5),
-    "Q5_K": (176, 0, 2, 15.5),
-    "Q6_K": (210, 208, None, 0.0),
-}
+# Blocks that the gguf package reads but can't write: place of the f16 factor, place of the f16 factor of the minimum,
+# and the ratio of the two that gives values a mean of zero. IQ1_M's factor is scattered.
+_RANDOM_BLOCKS: Mapping[str, tuple[int | None, int | None, float]] = {
+    "Q2_K": (80, 82, 1.5),
+    "Q3_K": (108, None, 0.0),
+    "Q4_K": (0, 2, 7.5),
+    "Q5_K": (0, 2, 15.5),
+    "Q6_K": (208, None, 0.0),
+    "IQ1_M": (None, None, 0.0),
+} | dict.fromkeys(("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"), (0, None, 0.0))
 
 
 def write_llama(
@@ -44,7 +47,7 @@ def write_llama(
     """Write a random llama-architecture GGUF and return its path.
 
     `format` is that of all matrices, `formats` overrides it for tensors whose name contains a key; norms are F32.
-    A format of blocks needs rows (width, ff, heads * head_dim) of whole blocks: 32, or 256 for the K formats.
+    A format of blocks needs rows (width, ff, heads * head_dim) of whole blocks: 32, or 256 for most formats.
     `extra` adds metadata keys or replaces those written here.
     """
     rng = np.random.default_rng(seed)
@@ -99,19 +102,24 @@ def write_llama(
 
 def encode(rng: np.random.Generator, format: str, rows: int, cols: int, std: float) -> NDArray[Any]:
     """A random matrix of the given standard deviation, (rows, cols), encoded as the gguf package's writer wants it."""
-    if format in _K_BLOCKS:
-        return _random_k_blocks(rng, format, rows, cols, std)
+    if format in _RANDOM_BLOCKS:
+        return _random_blocks(rng, format, rows, cols, std)
     values = rng.normal(0.0, std, (rows, cols)).astype(np.float32)
     return gguf.quants.quantize(values, GGMLQuantizationType[format])
 
 
-def _random_k_blocks(rng: np.random.Generator, format: str, rows: int, cols: int, std: float) -> NDArray[np.uint8]:
-    block_bytes, factor, minimum, ratio = _K_BLOCKS[format]
-    raw = rng.integers(0, 256, (rows, cols // 256, block_bytes), dtype=np.uint8)
-    jitter = rng.uniform(0.5, 1.5, (rows, cols // 256, 1))
+def _random_blocks(rng: np.random.Generator, format: str, rows: int, cols: int, std: float) -> NDArray[np.uint8]:
+    factor, minimum, ratio = _RANDOM_BLOCKS[format]
+    elements, block_bytes = gguf.GGML_QUANT_SIZES[GGMLQuantizationType[format]]
+    raw = rng.integers(0, 256, (rows, cols // elements, block_bytes), dtype=np.uint8)
+    jitter = rng.uniform(0.5, 1.5, (rows, cols // elements, 1))
 
     def set_factors(scale: float) -> None:
-        raw[..., factor : factor + 2] = (scale * jitter).astype("<f2").view(np.uint8)
+        half = (scale * jitter).astype("<f2")
+        if factor is None:  # four bits in the top of each of the last four words
+            raw[..., -7::2] = raw[..., -7::2] & 15 | (half.view("<u2") >> np.array([0, 4, 8, 12]) & 15) << 4
+        else:
+            raw[..., factor : factor + 2] = half.view(np.uint8)
         if minimum is not None:
             raw[..., minimum : minimum + 2] = (scale * ratio * jitter).astype("<f2").view(np.uint8)
 

@@ -27,13 +27,16 @@ const Kernels& level_kernels(const std::string& name) {
     return *k;
 }
 
-Matrix* pack(const std::string& format, View<const uint8_t, 2> raw, int cols, Team& team, Store& store) {
+Matrix* pack(const std::string& format, View<const uint8_t, 2> raw, int cols, Team& team, Store& store,
+             std::optional<View<const uint8_t, 2>> codebook) {
     const Format* f = find_format(format);
     if (!f) throw nb::value_error(("no kernel reads tensor type " + format).c_str());
     if (cols <= 0 || cols % f->block || size_t(cols / f->block) * size_t(f->bytes) != raw.shape(1))
         throw nb::value_error("a row's bytes do not match its columns");
+    if (f->codebook != (codebook ? codebook->size() : 0)) throw nb::value_error("the codebook is not that of the format");
     nb::gil_scoped_release unlocked;
-    return new Matrix(*f, raw.data(), raw.shape(1), int(raw.shape(0)), cols, team, store);
+    return new Matrix(*f, raw.data(), raw.shape(1), int(raw.shape(0)), cols, codebook ? codebook->data() : nullptr, team,
+                      store);
 }
 
 // Checks all that the kernels will trust, then starts the step.
@@ -128,7 +131,7 @@ NB_MODULE(_native, m) {
         }, "row"_a, "out"_a);
     nb::class_<Store>(m, "Store", "The memory of packed weights.").def(nb::init<>());
     m.def("pack", &pack, nb::rv_policy::take_ownership, nb::keep_alive<0, 5>(), "format"_a, "raw"_a, "cols"_a, "team"_a,
-          "store"_a);
+          "store"_a, "codebook"_a = nb::none());
 
     nb::class_<Plan>(m, "Plan", "A program made native.")
         .def("__init__", [](Plan* self, Team& team, const std::string& level, int max_rows, int max_wanted) {

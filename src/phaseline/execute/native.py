@@ -205,7 +205,9 @@ class _Weights:
         if name not in self._matrices:
             info = self._file.tensors[name]
             raw = self._file.raw(name)
-            self._matrices[name] = _native.pack(info.format.name, raw, info.shape[-1], self._team, self._store)
+            self._matrices[name] = _native.pack(
+                info.format.name, raw, info.shape[-1], self._team, self._store, info.format.codebook
+            )
             self._file.release(name)
         return self._matrices[name]
 

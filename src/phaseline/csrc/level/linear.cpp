@@ -12,49 +12,49 @@ namespace {
 
 constexpr size_t PREFETCH = 4096;  // bytes ahead in a panel, for few rows: the hardware stops at every small page
 
+// What one scale covers, the whole of a block or half `h` of it, joins the sums.
+template <Scales S, int OFFSET, int M>
+void join(const Dot<M>& dot, const Scale& s, [[maybe_unused]] int h, const QuantBlock* a, Float* acc) {
+#pragma GCC unroll 8
+    for (int r = 0; r < M; r++) {
+        Int v = dot.value(r);
+        const int isum = has_halves(S) ? a[r].isum[h] : a[r].isum[0] + a[r].isum[1];
+        if constexpr (OFFSET != 0) v = v - splat_int(OFFSET * isum);
+        acc[r] = fma(to_float(v), s.d * splat(a[r].scale), acc[r]);
+        if constexpr (has_minimum(S)) {
+            const float sum = has_halves(S) ? a[r].scale * float(isum) : a[r].sum;
+            acc[r] = fma(s.m, splat(sum), acc[r]);
+        }
+    }
+}
+
 // Quantised panel times a tile of M rows: y[r] = sum over blocks, in order.
 template <Codes C, Scales S, int OFFSET, int M>
 void quant_tile(const Matrix& w, int panel, const QuantBlock* a, Float* y) {
     const uint8_t* scales = w.scales(panel);
     const uint8_t* codes = w.codes(panel);
+    const Bytes table = table_of<C>(w.format);
     Float acc[M];
     for (int r = 0; r < M; r++) acc[r] = zero();
     for (int b = 0; b < w.blocks; b++, codes += code_bytes(C), a += M) {
         if constexpr (M <= 2)
             for (size_t line = 0; line < code_bytes(C); line += 64) __builtin_prefetch(codes + PREFETCH + line);
-        const Scale s = scale_at<S>(scales, b);
-        Dot<M> first;
-        first.step(0, codes_at<C, 0>(codes), a);
-        first.step(1, codes_at<C, 1>(codes), a);
-        first.step(2, codes_at<C, 2>(codes), a);
-        first.step(3, codes_at<C, 3>(codes), a);
-        if constexpr (S == Scales::K6) {
-#pragma GCC unroll 8
-            for (int r = 0; r < M; r++) {
-                const Int v = first.value(r) - splat_int(OFFSET * a[r].isum[0]);
-                acc[r] = fma(to_float(v), s.d * splat(a[r].scale), acc[r]);
-            }
-            first = Dot<M>();
+        Dot<M> dot;
+        dot.step(0, codes_at<C, 0>(codes, table), a);
+        dot.step(1, codes_at<C, 1>(codes, table), a);
+        dot.step(2, codes_at<C, 2>(codes, table), a);
+        dot.step(3, codes_at<C, 3>(codes, table), a);
+        if constexpr (has_halves(S)) {
+            join<S, OFFSET, M>(dot, scale_at<S>(scales, b), 0, a, acc);
+            dot = Dot<M>();
         }
-        first.step(4, codes_at<C, 4>(codes), a);
-        first.step(5, codes_at<C, 5>(codes), a);
-        first.step(6, codes_at<C, 6>(codes), a);
-        first.step(7, codes_at<C, 7>(codes), a);
-#pragma GCC unroll 8
-        for (int r = 0; r < M; r++) {
-            Int v = first.value(r);
-            Float d = s.d;
-            if constexpr (S == Scales::K6) {
-                v = v - splat_int(OFFSET * a[r].isum[1]);
-                d = s.m;
-            } else if constexpr (OFFSET != 0) {
-                v = v - splat_int(OFFSET * (a[r].isum[0] + a[r].isum[1]));
-            }
-            acc[r] = fma(to_float(v), d * splat(a[r].scale), acc[r]);
-            if constexpr (S == Scales::DM || S == Scales::K) acc[r] = fma(s.m, splat(a[r].sum), acc[r]);
-        }
+        dot.step(4, codes_at<C, 4>(codes, table), a);
+        dot.step(5, codes_at<C, 5>(codes, table), a);
+        dot.step(6, codes_at<C, 6>(codes, table), a);
+        dot.step(7, codes_at<C, 7>(codes, table), a);
+        join<S, OFFSET, M>(dot, scale_at<S, has_halves(S)>(scales, b), 1, a, acc);
     }
-    for (int r = 0; r < M; r++) y[r] = acc[r];
+    for (int r = 0; r < M; r++) y[r] = is_table(C) ? acc[r] * splat(w.format.unit) : acc[r];
 }
 
 template <Codes C> Float plain_lanes(const uint8_t* p) {
@@ -82,18 +82,25 @@ template <int M> void tile(const Matrix& w, int panel, const uint8_t* input, Flo
     if (f.codes == Codes::F32) return plain_tile<Codes::F32, M>(w, panel, x, y);
     if (f.codes == Codes::F16) return plain_tile<Codes::F16, M>(w, panel, x, y);
     if (f.codes == Codes::BF16) return plain_tile<Codes::BF16, M>(w, panel, x, y);
-    switch (f.scales) {
-        case Scales::D:
-            if (f.codes == Codes::C4) return quant_tile<Codes::C4, Scales::D, 8, M>(w, panel, q, y);
-            if (f.codes == Codes::C5) return quant_tile<Codes::C5, Scales::D, 16, M>(w, panel, q, y);
-            return quant_tile<Codes::C8, Scales::D, 128, M>(w, panel, q, y);
-        case Scales::DM:
-            if (f.codes == Codes::C4) return quant_tile<Codes::C4, Scales::DM, 0, M>(w, panel, q, y);
-            return quant_tile<Codes::C5, Scales::DM, 0, M>(w, panel, q, y);
-        case Scales::K:
-            if (f.codes == Codes::C4) return quant_tile<Codes::C4, Scales::K, 0, M>(w, panel, q, y);
+    switch (f.codes) {
+        case Codes::C2:
+            if (f.scales == Scales::T) return quant_tile<Codes::C2, Scales::T, 0, M>(w, panel, q, y);
+            return quant_tile<Codes::C2, Scales::K2, 0, M>(w, panel, q, y);
+        case Codes::C4:
+            if (f.scales == Scales::D) return quant_tile<Codes::C4, Scales::D, 8, M>(w, panel, q, y);
+            if (f.scales == Scales::DM) return quant_tile<Codes::C4, Scales::DM, 0, M>(w, panel, q, y);
+            return quant_tile<Codes::C4, Scales::K, 0, M>(w, panel, q, y);
+        case Codes::C5:
+            if (f.scales == Scales::D) return quant_tile<Codes::C5, Scales::D, 16, M>(w, panel, q, y);
+            if (f.scales == Scales::DM) return quant_tile<Codes::C5, Scales::DM, 0, M>(w, panel, q, y);
             return quant_tile<Codes::C5, Scales::K, 0, M>(w, panel, q, y);
-        default: return quant_tile<Codes::C6, Scales::K6, 32, M>(w, panel, q, y);
+        case Codes::C6: return quant_tile<Codes::C6, Scales::S2, 32, M>(w, panel, q, y);
+        case Codes::C8: return quant_tile<Codes::C8, Scales::D, 128, M>(w, panel, q, y);
+        case Codes::T3: return quant_tile<Codes::T3, Scales::S2, 128, M>(w, panel, q, y);
+        default:
+            if (f.scales == Scales::D) return quant_tile<Codes::T4, Scales::D, 128, M>(w, panel, q, y);
+            if (f.scales == Scales::B) return quant_tile<Codes::T4, Scales::B, 128, M>(w, panel, q, y);
+            return quant_tile<Codes::T4, Scales::S, 128, M>(w, panel, q, y);
     }
 }
 

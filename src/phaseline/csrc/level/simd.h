@@ -76,7 +76,9 @@ inline Int to_int(Float a) { return {_mm512_cvtps_epi32(a.v)}; }  // a holds who
 inline Int splat_int(int x) { return {_mm512_set1_epi32(x)}; }
 inline Int operator+(Int a, Int b) { return {_mm512_add_epi32(a.v, b.v)}; }
 inline Int operator-(Int a, Int b) { return {_mm512_sub_epi32(a.v, b.v)}; }
+inline Int operator&(Int a, Int b) { return {_mm512_and_si512(a.v, b.v)}; }
 template <int N> Int shift_left(Int a) { return {_mm512_slli_epi32(a.v, N)}; }
+template <int N> Int shift_right(Int a) { return {_mm512_srli_epi32(a.v, N)}; }
 inline Float as_float(Int a) { return {_mm512_castsi512_ps(a.v)}; }
 inline Int load_u8(const uint8_t* p) { return {_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
 inline Int load_s8(const int8_t* p) { return {_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))}; }
@@ -85,18 +87,24 @@ inline Bytes low_nibbles(Bytes a) { return {_mm512_and_si512(a.v, _mm512_set1_ep
 inline Bytes high_nibbles(Bytes a) {
     return {_mm512_and_si512(_mm512_srli_epi16(a.v, 4), _mm512_set1_epi8(0x0f))};
 }
-// Bits (2i, 2i+1) of each byte, moved to bits 4 and 5.
+// Bits (2i, 2i+1) of each byte.
+template <int I> Bytes two_bits(Bytes a) {
+    return {_mm512_and_si512(_mm512_srli_epi16(a.v, 2 * I), _mm512_set1_epi8(3))};
+}
+// The same, moved to bits 4 and 5.
 template <int I> Bytes two_bits_at_4(Bytes a) {
     __m512i v = I < 2 ? _mm512_slli_epi16(a.v, I < 2 ? 4 - 2 * I : 0) : _mm512_srli_epi16(a.v, I < 2 ? 0 : 2 * I - 4);
     return {_mm512_and_si512(v, _mm512_set1_epi8(0x30))};
 }
 inline Bytes operator|(Bytes a, Bytes b) { return {_mm512_or_si512(a.v, b.v)}; }
-// Byte i gains 16 where bit i of the eight bytes at p is set.
-inline Bytes or_16_where(Bytes a, const uint8_t* p) {
+// Byte i gains X where bit i of the eight bytes at p is set.
+template <int X> Bytes or_where(Bytes a, const uint8_t* p) {
     uint64_t bits;
     memcpy(&bits, p, 8);
-    return {_mm512_or_si512(a.v, _mm512_maskz_set1_epi8(__mmask64(bits), 16))};
+    return {_mm512_or_si512(a.v, _mm512_maskz_set1_epi8(__mmask64(bits), X))};
 }
+// Byte i of the table's sixteen (repeated four times) for each i below 16.
+inline Bytes look_up(Bytes table, Bytes i) { return {_mm512_shuffle_epi8(table.v, i.v)}; }
 
 #elif defined(__AVX2__)
 
@@ -157,7 +165,9 @@ inline Int to_int(Float a) { return {_mm256_cvtps_epi32(a.lo), _mm256_cvtps_epi3
 inline Int splat_int(int x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 inline Int operator+(Int a, Int b) { return PAIR(Int, _mm256_add_epi32); }
 inline Int operator-(Int a, Int b) { return PAIR(Int, _mm256_sub_epi32); }
+inline Int operator&(Int a, Int b) { return PAIR(Int, _mm256_and_si256); }
 template <int N> Int shift_left(Int a) { return {_mm256_slli_epi32(a.lo, N), _mm256_slli_epi32(a.hi, N)}; }
+template <int N> Int shift_right(Int a) { return {_mm256_srli_epi32(a.lo, N), _mm256_srli_epi32(a.hi, N)}; }
 inline Float as_float(Int a) { return {_mm256_castsi256_ps(a.lo), _mm256_castsi256_ps(a.hi)}; }
 inline Int load_u8(const uint8_t* p) {
     __m128i v = _mm_loadu_si128((const __m128i*)p);
@@ -178,24 +188,29 @@ inline Bytes high_nibbles(Bytes a) {
     __m256i m = _mm256_set1_epi8(0x0f);
     return {_mm256_and_si256(_mm256_srli_epi16(a.lo, 4), m), _mm256_and_si256(_mm256_srli_epi16(a.hi, 4), m)};
 }
+template <int I> Bytes two_bits(Bytes a) {
+    __m256i m = _mm256_set1_epi8(3);
+    return {_mm256_and_si256(_mm256_srli_epi16(a.lo, 2 * I), m), _mm256_and_si256(_mm256_srli_epi16(a.hi, 2 * I), m)};
+}
 template <int I> __m256i two_bits_at_4(__m256i a) {
     __m256i v = I < 2 ? _mm256_slli_epi16(a, I < 2 ? 4 - 2 * I : 0) : _mm256_srli_epi16(a, I < 2 ? 0 : 2 * I - 4);
     return _mm256_and_si256(v, _mm256_set1_epi8(0x30));
 }
 template <int I> Bytes two_bits_at_4(Bytes a) { return {two_bits_at_4<I>(a.lo), two_bits_at_4<I>(a.hi)}; }
 inline Bytes operator|(Bytes a, Bytes b) { return PAIR(Bytes, _mm256_or_si256); }
-inline __m256i sixteen_where(const uint8_t* p) {
+template <int X> __m256i where(const uint8_t* p) {
     int bits;
     memcpy(&bits, p, 4);
     // Each byte gets the bit byte it belongs to, then its own bit alone.
     __m256i spread = _mm256_shuffle_epi8(_mm256_set1_epi32(bits),
         _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303));
     __m256i own = _mm256_set1_epi64x(int64_t(0x8040201008040201));
-    return _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_and_si256(spread, own), own), _mm256_set1_epi8(16));
+    return _mm256_and_si256(_mm256_cmpeq_epi8(_mm256_and_si256(spread, own), own), _mm256_set1_epi8(X));
 }
-inline Bytes or_16_where(Bytes a, const uint8_t* p) {
-    return {_mm256_or_si256(a.lo, sixteen_where(p)), _mm256_or_si256(a.hi, sixteen_where(p + 4))};
+template <int X> Bytes or_where(Bytes a, const uint8_t* p) {
+    return {_mm256_or_si256(a.lo, where<X>(p)), _mm256_or_si256(a.hi, where<X>(p + 4))};
 }
+inline Bytes look_up(Bytes a, Bytes b) { return PAIR(Bytes, _mm256_shuffle_epi8); }
 #undef PAIR
 
 #else
@@ -251,6 +266,8 @@ inline Int to_int(const Float& a) { return ints([&](int i) { return int32_t(a.v[
 inline Int splat_int(int x) { return ints([=](int) { return x; }); }
 inline Int operator+(const Int& a, const Int& b) { return ints([&](int i) { return a.v[i] + b.v[i]; }); }
 inline Int operator-(const Int& a, const Int& b) { return ints([&](int i) { return a.v[i] - b.v[i]; }); }
+inline Int operator&(const Int& a, const Int& b) { return ints([&](int i) { return a.v[i] & b.v[i]; }); }
+template <int N> Int shift_right(const Int& a) { return ints([&](int i) { return int32_t(uint32_t(a.v[i]) >> N); }); }
 template <int N> Int shift_left(const Int& a) { return ints([&](int i) { return int32_t(uint32_t(a.v[i]) << N); }); }
 inline Float as_float(const Int& a) {
     Float r;
@@ -262,13 +279,17 @@ inline Int load_s8(const int8_t* p) { return ints([=](int i) { return int32_t(p[
 inline Bytes load_bytes(const uint8_t* p) { return bytes([=](int i) { return p[i]; }); }
 inline Bytes low_nibbles(const Bytes& a) { return bytes([&](int i) { return uint8_t(a.v[i] & 15); }); }
 inline Bytes high_nibbles(const Bytes& a) { return bytes([&](int i) { return uint8_t(a.v[i] >> 4); }); }
+template <int I> Bytes two_bits(const Bytes& a) {
+    return bytes([&](int i) { return uint8_t(a.v[i] >> (2 * I) & 3); });
+}
 template <int I> Bytes two_bits_at_4(const Bytes& a) {
     return bytes([&](int i) { return uint8_t(((a.v[i] >> (2 * I)) & 3) << 4); });
 }
 inline Bytes operator|(const Bytes& a, const Bytes& b) { return bytes([&](int i) { return uint8_t(a.v[i] | b.v[i]); }); }
-inline Bytes or_16_where(const Bytes& a, const uint8_t* p) {
-    return bytes([&](int i) { return uint8_t(a.v[i] | (p[i / 8] >> (i % 8) & 1) << 4); });
+template <int X> Bytes or_where(const Bytes& a, const uint8_t* p) {
+    return bytes([&](int i) { return uint8_t(a.v[i] | (p[i / 8] >> (i % 8) & 1) * X); });
 }
+inline Bytes look_up(const Bytes& table, const Bytes& a) { return bytes([&](int i) { return table.v[a.v[i]]; }); }
 
 #endif
 
