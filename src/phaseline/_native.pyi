@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,14 @@ def pack(
     codebook: NDArray[np.uint8] | None = None,
 ) -> Matrix: ...
 
+class Norm:
+    def __init__(self, weight: Sequence[float], bias: Sequence[float], eps: float) -> None: ...
+
+class Act(Enum):
+    NONE = 0
+    SILU = 1
+    GELU = 2
+
 class Plan:
     def __init__(self, team: Team, level: str, max_rows: int, max_wanted: int) -> None: ...
     @property
@@ -39,17 +48,28 @@ class Plan:
     def add_group(self, pages: int, window: int | None = None) -> None: ...
     def add_value(self, width: int, wanted: bool, column: int) -> int: ...
     def add_output(self, width: int) -> int: ...
-    def add_embed(self, table: Matrix, out: int, layer: int) -> None: ...
+    def add_embed(self, table: Matrix, out: int, scale: float, positions: Matrix | None, layer: int) -> None: ...
     def add_select(self, x: int, out: int, layer: int) -> None: ...
-    def add_rope(self, x: int, out: int, head_dim: int, dims: int, base: float, layer: int) -> None: ...
+    def add_normalise(self, x: int, out: int, norm: Norm, residual: int, layer: int) -> None: ...
+    def add_rope(
+        self,
+        x: int,
+        out: int,
+        head_dim: int,
+        frequencies: Sequence[float],
+        magnitude: float,
+        halves: bool,
+        layer: int,
+    ) -> None: ...
     def add_linear(
         self,
         x: int,
         weights: Sequence[Matrix],
         outs: Sequence[int],
-        norm: Sequence[float],
-        eps: float,
-        gate: bool,
+        norm: Norm | None,
+        biases: Sequence[Sequence[float]],
+        gate: Act,
+        act: Act,
         residual: int,
         layer: int,
     ) -> None: ...
@@ -94,8 +114,7 @@ class Plan:
         chosen: int,
         shares: int,
         out: int,
-        norm: Sequence[float],
-        eps: float,
+        norm: Norm | None,
         residual: int,
         layer: int,
     ) -> None: ...

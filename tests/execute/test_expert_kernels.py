@@ -102,7 +102,7 @@ def case(
     before = RMSNorm(file.add("norm", np.exp2(rng.integers(-1, 2, width))), 1e-5) if norm else None
     exact = table.astype(np.float64)
     if before:
-        exact = before.reference(exact, file.float32("norm").astype(np.float64))
+        exact = before.reference(exact, {"norm": file.float32("norm").astype(np.float64)})
     table[NOTHING] = np.nan
     inputs = [small.input(n, t) for n, t in (("x", table), ("chosen", chosen), ("shares", shares), ("r", added))]
     small.builder.layer = 0  # which mode `layer` runs row by row

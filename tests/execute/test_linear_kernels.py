@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from phaseline import _native
 from phaseline.files.quant import FORMATS
 from phaseline.program.ir import Program, Value
-from phaseline.program.ops import RMSNorm, linear
-from phaseline.program.ops.linear import silu
-from support.bounds import EXP, TOP, U, assert_within, gate_bound, normed_product_bound, product_bound
+from phaseline.program.ops import Activation, RMSNorm, linear
+from support.bounds import TOP, U, activation_bound, assert_within, gate_bound, normed_product_bound, product_bound
 from support.memory_file import MemoryFile
 from support.small_programs import Small, assert_levels_agree, native, reference, run, same_bits, split
 
@@ -85,7 +84,7 @@ def test_norm_before(format: str, cols: int) -> None:
     weights = [file.add_random(rng, f"w{n}", format, n, cols) for n in OUTPUTS]
     outs = list(linear(small.builder, small.input("x", table), weights, [w.name for w in weights], norm=norm))
     x = table.astype(np.float64)
-    normed = norm.reference(x, scale.astype(np.float64))
+    normed = norm.reference(x, {"norm": scale.astype(np.float64)})
     program = small.finish(outs, TOKENS + 1)
     check(file, program, outs, lambda t: [normed_product_bound(x[t], normed[t], file, w) for w in weights])
 
@@ -94,16 +93,17 @@ GATES = [("F32", "F32", 7), ("Q4_1", "Q4_1", 96), ("Q4_K", "Q6_K", 256), ("F16",
 MIXED_GATES = [("F16", "Q4_1", 32), ("Q8_0", "F32", 96)]
 
 
+@pytest.mark.parametrize("activation", Activation)
 @pytest.mark.parametrize(("gate_format", "format", "cols"), GATES + MIXED_GATES)
-def test_gate_after(gate_format: str, format: str, cols: int) -> None:
-    """silu(first) * second, the two in one format or in different ones."""
+def test_gate_after(gate_format: str, format: str, cols: int, activation: Activation) -> None:
+    """activation(first) * second, the two in one format or in different ones."""
     rng, file = np.random.default_rng(cols), MemoryFile()
     small, table = Small(file), inputs(rng, cols)
     x, pairs, outs = small.input("x", table), [], list[Value]()
     for n in OUTPUTS:
         gate = file.add_random(rng, f"g{n}", gate_format, n, cols, 0.1)  # most of ordinary size, some far out
         pairs.append((gate, file.add_random(rng, f"u{n}", format, n, cols)))
-        outs += linear(small.builder, x, pairs[-1], [f"y{n}"], gate=True)
+        outs += linear(small.builder, x, pairs[-1], [f"y{n}"], gate=activation)
     exact = table.astype(np.float64)
 
     def bounds(t: NDArray[Any]) -> list[Floats]:
@@ -111,7 +111,7 @@ def test_gate_after(gate_format: str, format: str, cols: int) -> None:
         for pair in pairs:
             g, y = (exact[t] @ file.float32(w.name).astype(np.float64).T for w in pair)
             g_bound, y_bound = (product_bound(exact[t], file, w) for w in pair)
-            result.append(gate_bound(g, g_bound, y, y_bound))
+            result.append(gate_bound(g, g_bound, y, y_bound, activation))
         return result
 
     check(file, small.finish(outs, TOKENS + 1), outs, bounds)
@@ -140,15 +140,83 @@ def test_residual_after(format: str, cols: int) -> None:
 
 
 @pytest.mark.parametrize("level", _native.levels())
-def test_silu_far_out(level: str) -> None:
-    """For a gate far below zero silu(g) = g e^g: the kernels' exp shows its own error, two ulp."""
-    file, g = MemoryFile(), np.linspace(-79, 90, 4096).astype(np.float32)[:, None]
+@pytest.mark.parametrize("activation", Activation)
+def test_activations_far_out(level: str, activation: Activation) -> None:
+    """Far below zero they are x e^x and x e^-t: the kernels' exp shows its own error, two ulp."""
+    file, x = MemoryFile(), np.linspace(-79, 90, 4096).astype(np.float32)[:, None]
     small = Small(file)
     one = file.add("one", np.ones((1, 1), np.float32))
-    outs = list(linear(small.builder, small.input("g", g), [one, one], ["y"], gate=True))
-    got = run(native(file, small.finish(outs, len(g)), level=level, max_rows=len(g)), list(range(len(g))))[:, :1]
-    want = silu(g.astype(np.float64)) * g  # of which e^g, a sum, a quotient and a product are rounded
-    assert_within(got, want, np.abs(want) * (EXP + 4 * U))
+    outs = list(linear(small.builder, small.input("x", x), [one], ["y"], activation=activation))
+    got = run(native(file, small.finish(outs, len(x)), level=level, max_rows=len(x)), list(range(len(x))))[:, :1]
+    exact = x.astype(np.float64)
+    assert_within(got, activation.reference(exact), activation_bound(activation, exact, np.zeros_like(exact)))
+
+
+@pytest.mark.parametrize(("format", "cols"), [("F32", 33), ("Q5_0", 96), ("Q4_K", 256)])
+@pytest.mark.parametrize("activation", [None, Activation.GELU])
+def test_bias_and_activation_after(format: str, cols: int, activation: Activation | None) -> None:
+    """A bias for each output, and then an activation; together with a residual, which is added last."""
+    rng, file = np.random.default_rng(cols), MemoryFile()
+    small, table, rest = Small(file), inputs(rng, cols), rng.normal(size=(TOKENS + 1, 17)).astype(np.float32)
+    x, residual = small.input("x", table), small.input("rest", rest)
+    weights = [file.add_random(rng, f"w{n}", format, n, cols, 0.1) for n in OUTPUTS]
+    biases = [file.add(f"b{n}", rng.normal(size=n).astype(np.float32)) for n in OUTPUTS]
+    outs = list(linear(small.builder, x, weights, [w.name for w in weights], biases=biases, activation=activation))
+    last = {"biases": [biases[3]], "activation": activation, "residual": residual}
+    outs += linear(small.builder, x, [weights[3]], ["y"], **last)
+    exact = table.astype(np.float64)
+
+    def bounds(t: NDArray[Any]) -> list[Floats]:
+        result = []
+        for w, b in zip([*weights, weights[3]], [*biases, biases[3]], strict=True):
+            off = product_bound(exact[t], file, w)
+            y = exact[t] @ file.float32(w.name).astype(np.float64).T + file.float32(b.name)
+            off = off + U * (np.abs(y) + off)
+            if activation:
+                off, y = activation_bound(activation, y, off), activation.reference(y)
+            result.append(off)
+        result[-1] = off + U * (np.abs(y + rest[t]) + off)
+        return result
+
+    check(file, small.finish(outs, TOKENS + 1), outs, bounds)
+
+
+def test_a_gate_and_its_partner_have_biases_of_their_own() -> None:
+    rng, file, cols = np.random.default_rng(0), MemoryFile(), 64
+    small, table = Small(file), inputs(rng, cols)
+    g, u = (file.add_random(rng, name, "F32", 40, cols, 0.1) for name in "gu")
+    a, b = (file.add(name, rng.normal(size=40).astype(np.float32)) for name in "ab")
+    outs = list(linear(small.builder, small.input("x", table), [g, u], ["y"], biases=[a, b], gate=Activation.GELU))
+    exact = table.astype(np.float64)
+
+    def bounds(t: NDArray[Any]) -> list[Floats]:
+        sides = []
+        for w, bias in ((g, a), (u, b)):
+            off = product_bound(exact[t], file, w)
+            y = exact[t] @ file.float32(w.name).astype(np.float64).T + file.float32(bias.name)
+            sides += [y, off + U * (np.abs(y) + off)]
+        return [gate_bound(*sides, Activation.GELU)]
+
+    check(file, small.finish(outs, TOKENS + 1), outs, bounds)
+
+
+@pytest.mark.parametrize("format", ["F32", "Q8_0"])
+def test_one_matrix_holds_several_outputs(format: str) -> None:
+    """As queries, keys and values may stand in one: each part is what a matrix of its own would give."""
+    rng, file, cols, widths = np.random.default_rng(0), MemoryFile(), 96, (32, 16, 48, 7)
+    small, table = Small(file), inputs(rng, cols)
+    weight = file.add_random(rng, "w", format, sum(widths), cols)
+    bias = file.add("b", rng.normal(size=sum(widths)).astype(np.float32))
+    x = small.input("x", table)
+    outs = list(linear(small.builder, x, [weight], "qkvz", widths=widths, biases=[bias]))
+    exact = table.astype(np.float64)
+
+    def bounds(t: NDArray[Any]) -> list[Floats]:
+        off = product_bound(exact[t], file, weight)
+        y = exact[t] @ file.float32("w").astype(np.float64).T + file.float32("b")
+        return np.split(off + U * (np.abs(y) + off), np.cumsum(widths)[:-1], axis=1)
+
+    check(file, small.finish(outs, TOKENS + 1), outs, bounds)
 
 
 @pytest.mark.parametrize("level", _native.levels())

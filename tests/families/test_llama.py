@@ -13,7 +13,7 @@ from phaseline.families.spec import ModelSpec
 from phaseline.files.base import TensorInfo
 from phaseline.files.gguf import GGUFFile, open_gguf
 from phaseline.files.quant import FORMATS
-from phaseline.program.ops import Attend, Embed, Linear, Rope, SelectRows
+from phaseline.program.ops import Attend, Embed, Linear, Rope, RopeSpec, SelectRows
 from phaseline.program.state import PagedKV
 from support.memory_file import MemoryFile
 from support.tiny import write_llama
@@ -45,8 +45,7 @@ def test_every_size_is_read(file: GGUFFile) -> None:
         vocab=300,
         context=128,
         norm_eps=pytest.approx(1e-5),
-        rope_dims=16,
-        rope_base=10000.0,
+        rope=RopeSpec(16, 10000.0),
     )
 
 
@@ -101,8 +100,8 @@ def test_a_setting_out_of_range_is_named(file: GGUFFile, name: str, value: Any) 
     [
         ("expert_count", 8),
         ("expert_used_count", 2),
-        ("rope__scaling__type", "yarn"),
-        ("rope__scaling__factor", 4.0),
+        ("rope__scaling__type", "longrope"),
+        ("rope__scaling__yarn_ext_factor", 0.5),
         ("attention__value_length", 32),
         ("attention__sliding_window", 4096),
         ("logit_scale", 0.5),
@@ -191,5 +190,6 @@ def test_smollm2_is_what_it_is(smollm2_path: Path) -> None:
     with open_gguf(smollm2_path) as file:
         sizes, program = model_program(file)
     assert (sizes.layers, sizes.width, sizes.ff, sizes.heads, sizes.kv_heads) == (30, 576, 1536, 9, 3)
-    assert (sizes.head_dim, sizes.vocab, sizes.context, sizes.rope_base) == (64, 49152, 8192, 100000.0)
+    assert (sizes.head_dim, sizes.vocab, sizes.context) == (64, 49152, 8192)
+    assert sizes.rope == RopeSpec(64, 100000.0)
     assert len(program.ops) == 30 * 7 + 3

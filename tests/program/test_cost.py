@@ -11,7 +11,7 @@ from phaseline.files.gguf import open_gguf
 from phaseline.lab.metrics import chunk_schedule
 from phaseline.program.cost import decode_work, op_costs, prefill_work, prompt_cost, step_cost, weight_bytes
 from phaseline.program.ir import Program, Rows, Value
-from phaseline.program.ops import Attend, Cost, Embed, Linear, Rope, RopeSpec, SelectRows, Span, Work
+from phaseline.program.ops import Attend, Cost, Embed, Linear, Rope, SelectRows, Span, Work
 from phaseline.program.state import PagedKV, SlidingKV
 from support.tiny import write_llama
 
@@ -117,13 +117,6 @@ def test_a_window_needs_what_its_next_row_reads(length: int, window: int) -> Non
     needed = [p for p in range(length) if length - p < window]  # the row at `length` reads these and itself
     assert sliding.oldest(length) == (needed[0] if needed else length)
     assert sliding.elements(length) == PagedKV(3, 2, 16).elements(len(needed))
-
-
-def test_rope_turns_pairs_by_its_angles() -> None:
-    import numpy as np
-
-    angles = RopeSpec(4, 100.0).angles(np.array([0, 1, 7]))
-    assert angles.tolist() == [[0, 0], [1, pytest.approx(0.1)], [7, pytest.approx(0.7)]]
 
 
 def test_smollm2_costs_what_its_sizes_say(smollm2: Program) -> None:

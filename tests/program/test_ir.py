@@ -8,7 +8,7 @@ from phaseline.errors import FileFormatError, UnsupportedError
 from phaseline.files.base import TensorInfo
 from phaseline.files.quant import FORMATS
 from phaseline.program.ir import Builder, Program, Rows, Value
-from phaseline.program.ops import Embed, Linear, RMSNorm, SelectRows, linear
+from phaseline.program.ops import Activation, Embed, Linear, RMSNorm, SelectRows, linear, normalise
 from phaseline.program.state import PagedKV
 
 X = Value("x", Rows.TOKENS, 32)
@@ -62,7 +62,7 @@ def test_linear_makes_a_value_per_output_with_its_rows() -> None:
     wanted = Value("x", Rows.WANTED, 32)
     outs = linear(b, wanted, [tensor("q", 64, 32), tensor("k", 16, 32)], ("q", "k"))
     assert [(out.name, out.rows, out.width) for out in outs] == [("q", Rows.WANTED, 64), ("k", Rows.WANTED, 16)]
-    (gated,) = linear(b, wanted, [tensor("g", 64, 32), tensor("u", 64, 32)], ("h",), gate=True)
+    (gated,) = linear(b, wanted, [tensor("g", 64, 32), tensor("u", 64, 32)], ("h",), gate=Activation.SILU)
     assert gated.width == 64
     assert [op.outputs() for op in b.ops] == [outs, (gated,)]
 
@@ -74,9 +74,16 @@ def test_linear_makes_a_value_per_output_with_its_rows() -> None:
         (lambda b: linear(b, X, [tensor("w", 32)], "y"), r"w of shape \(32,\)"),
         (lambda b: linear(b, X, [tensor("w", 8, 32)], "y", residual=X), "residual needs one output of its own width"),
         (lambda b: linear(b, X, [tensor("w", 32, 32)] * 2, "yz", residual=X), "residual needs one output"),
-        (lambda b: linear(b, X, [tensor("w", 8, 32)], "y", gate=True), "gate needs two weights"),
-        (lambda b: linear(b, X, [tensor("w", 8, 32), tensor("v", 9, 32)], "y", gate=True), "of one shape"),
-        (lambda b: linear(b, X, [tensor("w", 8, 32)] * 2, "yz", gate=True), "one output"),
+        (lambda b: linear(b, X, [tensor("w", 8, 32)], "y", gate=Activation.SILU), "gate needs two weights"),
+        (lambda b: linear(b, X, [tensor("w", 8, 32), tensor("v", 9, 32)], "y", gate=Activation.SILU), "of one shape"),
+        (lambda b: linear(b, X, [tensor("w", 8, 32)] * 2, "yz", gate=Activation.SILU), "one output"),
+        (
+            lambda b: linear(b, X, [tensor("w", 8, 32)], "y", biases=[tensor("b", 9)]),
+            r"\(9,\) is no bias for 8",
+        ),
+        (lambda b: linear(b, X, [tensor("w", 40, 32)], "yz", widths=(17, 23)), "multiples of 16"),
+        (lambda b: linear(b, X, [tensor("w", 40, 32)], "yz", widths=(16, 23)), "cut into parts"),
+        (lambda b: [normalise(b, X, RMSNorm(tensor("n", 24), 1e-5), "y")], "n of width 24 does not divide"),
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(make: Callable[[Builder], Sequence[Value]], message: str) -> None:

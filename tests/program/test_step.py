@@ -32,7 +32,7 @@ segments = st.builds(
 @given(st.lists(segments, max_size=6))
 def test_rows_are_concatenated_without_padding(parts: list[Segment]) -> None:
     step = Step(parts)
-    tokens, spans, wanted = step_arrays(step)
+    tokens, spans, wanted = step_arrays(step, 4096)
     assert tokens.tolist() == [token for part in parts for token in part.tokens]
     assert (len(tokens), len(wanted)) == (step.rows, step.wanted)
     firsts = list(accumulate((len(part.tokens) for part in parts), initial=0))
@@ -48,5 +48,5 @@ def test_rows_are_concatenated_without_padding(parts: list[Segment]) -> None:
 
 
 def test_an_empty_step_keeps_its_shapes() -> None:
-    tokens, spans, wanted = step_arrays(Step(()))
+    tokens, spans, wanted = step_arrays(Step(()), 1)
     assert (tokens.shape, spans.shape, wanted.shape) == ((0,), (0, 4), (0,))

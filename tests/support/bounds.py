@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phaseline.files.base import TensorInfo
+from phaseline.program.ops import Activation
 from phaseline.program.ops.linear import silu
 from support.memory_file import MemoryFile
 
@@ -73,11 +74,26 @@ def normed_product_bound(x: Floats, normed: Floats, file: MemoryFile, weight: Te
     return np.asarray((1 + own) * product_bound(normed, file, weight) + own * np.abs(normed) @ w.T)
 
 
-def gate_bound(g: Floats, g_bound: Floats, y: Floats, y_bound: Floats) -> Floats:
-    """For silu(g) * y: silu's slope is at most 1.1, and its own evaluation adds that of exp and two roundings."""
-    size = np.abs(silu(g))
-    silu_bound = 1.1 * g_bound + (size + 1.1 * g_bound) * (EXP + 3 * U)
-    return np.asarray(size * y_bound + np.abs(y) * silu_bound + silu_bound * y_bound + U * size * np.abs(y))
+def activation_bound(activation: Activation, x: Floats, x_bound: Floats) -> Floats:
+    """For silu(x) and gelu(x), whose slopes are at most 1.1 and 1.13; evaluation adds that of exp and three roundings.
+
+    gelu(x) = x / (1 + e^-t): the cubic t has six roundings, which move the quotient by as much of
+    t e^-t / (1 + e^-t). Both stop e^-t where it is 2^115, far below what is asked elsewhere.
+    """
+    size, moved = np.abs(activation.reference(x)), 1.13 * x_bound
+    own = EXP + 3 * U
+    if activation is Activation.GELU:
+        t = np.clip(2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3), -80, 80)
+        own = own + gamma(6) * np.abs(t) / (1 + np.exp(t))
+    return np.asarray(moved + (size + moved) * own + np.abs(x) * 2.0**-115)
+
+
+def gate_bound(
+    g: Floats, g_bound: Floats, y: Floats, y_bound: Floats, activation: Activation = Activation.SILU
+) -> Floats:
+    """For activation(g) * y."""
+    size, own = np.abs(activation.reference(g)), activation_bound(activation, g, g_bound)
+    return np.asarray(size * y_bound + np.abs(y) * own + own * y_bound + U * size * np.abs(y))
 
 
 def expert_bound(x: Floats, file: MemoryFile, gate: TensorInfo, up: TensorInfo, down: TensorInfo) -> Floats:

@@ -31,7 +31,8 @@ def transformers_llama(model: Model, *, unpermute: bool = True) -> Any:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    spec = model.spec
+    spec, rope = model.spec, model.spec.rope
+    assert rope is not None
     config = LlamaConfig(
         vocab_size=spec.vocab,
         hidden_size=spec.width,
@@ -42,7 +43,7 @@ def transformers_llama(model: Model, *, unpermute: bool = True) -> Any:
         head_dim=spec.head_dim,
         max_position_embeddings=spec.context,
         rms_norm_eps=spec.norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": spec.rope_base},
+        rope_parameters={"rope_type": "default", "rope_theta": rope.base},
         tie_word_embeddings="output.weight" not in model.file.tensors,
         attention_bias=False,
         mlp_bias=False,

@@ -133,6 +133,12 @@ NB_MODULE(_native, m) {
     m.def("pack", &pack, nb::rv_policy::take_ownership, nb::keep_alive<0, 5>(), "format"_a, "raw"_a, "cols"_a, "team"_a,
           "store"_a, "codebook"_a = nb::none());
 
+    nb::class_<NormWeights>(m, "Norm", "What a norm multiplies by and adds; without a bias the mean stays.")
+        .def("__init__", [](NormWeights* self, std::vector<float> weight, std::vector<float> bias, float eps) {
+            new (self) NormWeights{std::move(weight), std::move(bias), eps};
+        }, "weight"_a, "bias"_a, "eps"_a);
+    nb::enum_<Act>(m, "Act").value("NONE", Act::NONE).value("SILU", Act::SILU).value("GELU", Act::GELU);
+
     nb::class_<Plan>(m, "Plan", "A program made native.")
         .def("__init__", [](Plan* self, Team& team, const std::string& level, int max_rows, int max_wanted) {
             new (self) Plan(team, level_kernels(level), max_rows, max_wanted);
@@ -144,25 +150,30 @@ NB_MODULE(_native, m) {
         }, "pages"_a, "window"_a = nb::none())
         .def("add_value", &Plan::add_value, "width"_a, "wanted"_a, "column"_a)
         .def("add_output", &Plan::add_output, "width"_a)
-        .def("add_embed", [](Plan& p, const Matrix& table, int out, int layer) {
-            p.add(make_embed(table, p.value(out)), layer);
-        }, "table"_a, "out"_a, "layer"_a, nb::keep_alive<1, 2>())
+        .def("add_embed", [](Plan& p, const Matrix& table, int out, float scale, const Matrix* positions, int layer) {
+            p.add(make_embed({&table, &p.value(out), scale, positions}), layer);
+        }, "table"_a, "out"_a, "scale"_a, "positions"_a.none(), "layer"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 5>())
         .def("add_select", [](Plan& p, int x, int out, int layer) {
             p.add(make_select(p.value(x), p.value(out)), layer);
         }, "x"_a, "out"_a, "layer"_a)
-        .def("add_rope", [](Plan& p, int x, int out, int head_dim, int dims, double base, int layer) {
-            Value& v = p.value(x);
-            const int at = p.add_rotation(dims, base);
-            p.add(make_rope(v, p.value(out), int(v.rows.stride) / head_dim, head_dim, dims, at), layer);
-        }, "x"_a, "out"_a, "head_dim"_a, "dims"_a, "base"_a, "layer"_a)
-        .def("add_linear", [](Plan& p, int x, std::vector<const Matrix*> weights, std::vector<int> outs, std::vector<float> norm,
-                              float eps, bool gate, int residual, int layer) {
-            LinearSpec s;
-            s.x = &p.value(x), s.norm = std::move(norm), s.eps = eps, s.weights = std::move(weights), s.gate = gate;
+        .def("add_normalise", [](Plan& p, int x, int out, const NormWeights& norm, int residual, int layer) {
+            p.add(make_normalise(p.value(x), p.value(out), norm, residual < 0 ? nullptr : &p.value(residual)), layer);
+        }, "x"_a, "out"_a, "norm"_a, "residual"_a, "layer"_a)
+        .def("add_rope", [](Plan& p, int x, int out, int head_dim, std::vector<double> frequencies, double magnitude,
+                            bool halves, int layer) {
+            const int dims = 2 * int(frequencies.size());
+            const size_t at = p.add_rotation(std::move(frequencies), magnitude);
+            p.add(make_rope({&p.value(x), &p.value(out), head_dim, dims, halves, at}), layer);
+        }, "x"_a, "out"_a, "head_dim"_a, "frequencies"_a, "magnitude"_a, "halves"_a, "layer"_a)
+        .def("add_linear", [](Plan& p, int x, std::vector<const Matrix*> weights, std::vector<int> outs, const NormWeights* norm,
+                              std::vector<std::vector<float>> biases, Act gate, Act act, int residual, int layer) {
+            LinearSpec s{.x = &p.value(x), .norm = norm ? *norm : NormWeights{}, .weights = std::move(weights),
+                         .biases = std::move(biases), .outs = {}, .gate = gate, .act = act};
             for (int o : outs) s.outs.push_back(&p.value(o));
             if (residual >= 0) s.residual = &p.value(residual);
             p.add(make_linear(std::move(s)), layer);
-        }, "x"_a, "weights"_a, "outs"_a, "norm"_a, "eps"_a, "gate"_a, "residual"_a, "layer"_a, nb::keep_alive<1, 3>())
+        }, "x"_a, "weights"_a, "outs"_a, "norm"_a.none(), "biases"_a, "gate"_a, "act"_a, "residual"_a, "layer"_a,
+           nb::keep_alive<1, 3>())
         .def("add_attend", [](Plan& p, int q, int k, int v, int out, nb::ndarray<nb::ndim<5>, nb::c_contig> keys,
                               nb::ndarray<nb::ndim<5>, nb::c_contig> values, int group, int kv_layer_index, int heads,
                               int kv_heads, int head_dim, std::optional<int> window, float scale, int layer) {
@@ -184,11 +195,11 @@ NB_MODULE(_native, m) {
         }, "logits"_a, "chosen"_a, "shares"_a, "bias"_a, "softmax"_a, "groups"_a, "kept_groups"_a, "group_best"_a,
            "renormalise"_a, "scale"_a, "layer"_a)
         .def("add_experts", [](Plan& p, const Matrix& gate, const Matrix& up, const Matrix& down, int experts, int x,
-                               int chosen, int shares, int out, std::vector<float> norm, float eps, int residual, int layer) {
+                               int chosen, int shares, int out, const NormWeights* norm, int residual, int layer) {
             Value* added = residual >= 0 ? &p.value(residual) : nullptr;
-            p.add(make_experts({&p.value(x), &p.value(chosen), &p.value(shares), &p.value(out), std::move(norm), eps,
+            p.add(make_experts({&p.value(x), &p.value(chosen), &p.value(shares), &p.value(out), norm ? *norm : NormWeights{},
                                 &gate, &up, &down, experts, added}), layer);
-        }, "gate"_a, "up"_a, "down"_a, "experts"_a, "x"_a, "chosen"_a, "shares"_a, "out"_a, "norm"_a, "eps"_a,
+        }, "gate"_a, "up"_a, "down"_a, "experts"_a, "x"_a, "chosen"_a, "shares"_a, "out"_a, "norm"_a.none(),
            "residual"_a, "layer"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
         .def("seal", &Plan::seal)
         .def("begin", &begin, "tokens"_a, "segments"_a, "wanted"_a, "pages"_a, "logits"_a, "vocab"_a)

@@ -98,7 +98,7 @@ class Experts : public Op {
         const RowsOut middle{reinterpret_cast<float*>(together + size_t(routed) * in_.row_bytes()), size_t(ff_)};
         const RowsOut answers{reinterpret_cast<float*>(run.prepared), size_t(width_)};
         uint8_t* ready = run.prepared + size_t(n) * std::max(asked_bytes(), answer_bytes());
-        const Norm norm{s_.norm.empty() ? nullptr : s_.norm.data(), s_.eps};
+        const Norm norm = s_.norm.view();
 
         const long chunks = (n + ROW_CHUNK - 1) / ROW_CHUNK;
         run.team.spread(chunks ? 1 + chunks : 0, [&](long task) {
@@ -127,20 +127,19 @@ class Experts : public Op {
                 own.data += (long(order_[size_t(tile.row)]) - r0 - tile.row) * long(own.row_bytes);
                 return own;
             };
-            const Product p{form(s_.up), s_.up, form(s_.gate), s_.gate, {middle.data - size_t(expert) * size_t(ff_), middle.stride},
-                            {nullptr, 0}};
+            const Product p{.input = form(s_.up), .weight = s_.up, .out = middle, .first = expert * ff_, .gate = s_.gate,
+                            .gate_input = form(s_.gate), .gate_act = Act::SILU};
             run.kernels.product(p, tile.row, tile.count, p0, p1);
         });
         run.team.spread(long(tiles_.size()), [&](long t) {
             const Tile tile = tiles_[size_t(t)];
             middle_.each(ready, routed, [&](const Prepared& into) {
-                run.kernels.prepare({middle.data, middle.stride}, tile.row, tile.count, ff_, {nullptr, 0}, into, run.scratch);
+                run.kernels.prepare({middle.data, middle.stride}, tile.row, tile.count, ff_, {}, into, run.scratch);
             });
         });
         products(run, *s_.down, width_ / PANEL, [&](const Tile& tile, int expert, int p0, int p1) {
             const Prepared input = middle_.form(ready, routed, middle_.plain);
-            const Product p{input, s_.down, input, nullptr, {answers.data - size_t(expert) * size_t(width_), answers.stride},
-                            {nullptr, 0}};
+            const Product p{.input = input, .weight = s_.down, .out = answers, .first = expert * width_};
             run.kernels.product(p, tile.row, tile.count, p0, p1);
         });
         run.team.spread(chunks, [&](long task) {

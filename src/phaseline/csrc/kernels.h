@@ -40,17 +40,26 @@ struct Prepared {
 };
 
 struct Norm {
-    const float* weight;  // null: no norm
-    float eps;
+    const float* weight = nullptr;  // null: no norm
+    const float* bias = nullptr;    // null: by the root mean square alone; else the mean is taken away first, and this added last
+    float eps = 0;
 };
 
+enum class Act { NONE, SILU, GELU };
+
+// out = residual + act(gate_act(gate * gate_input + gate_bias) * (weight * input + bias)), as far as there are such
 struct Product {
     Prepared input;
     const Matrix* weight;
-    Prepared gate_input;  // the same rows, in the form that the gate's weight takes
-    const Matrix* gate;   // null: none; else out = silu(gate) * weight
     RowsOut out;
-    RowsIn residual;     // data null: none
+    int first = 0;                // the weight's row that is column 0 of `out`
+    RowsIn residual{nullptr, 0};
+    const float* bias = nullptr;  // as long as the weight's panels
+    Act act = Act::NONE;
+    const Matrix* gate = nullptr;
+    Prepared gate_input{};        // the same rows, in the form that the gate's weight takes
+    const float* gate_bias = nullptr;
+    Act gate_act = Act::NONE;
 };
 
 enum class KvType { BF16, F32 };
@@ -124,8 +133,11 @@ struct Kernels {
     void (*prepare)(RowsIn x, int row, int count, int cols, Norm norm, Prepared into, float* scratch);
     // Panels p0 .. p1-1 for the prepared tile of `count` rows at `row`.
     void (*product)(const Product& p, int row, int count, int p0, int p1);
-    // Rotate pairs of the first `dims` entries of each head; angles are [cos, sin] pairs of the row.
-    void (*rope)(const float* x, float* out, const float* angles, int heads, int head_dim, int dims);
+    // out = norm of each of `groups` stretches of `width` floats, plus `residual` where it is not null.
+    void (*normalise)(const float* x, const float* residual, float* out, int groups, int width, Norm norm);
+    // Rotate pairs of the first `dims` entries of each head: neighbours, or entries dims / 2 apart. Angles are the row's
+    // dims / 2 cosines, then as many sines.
+    void (*rope)(const float* x, float* out, const float* angles, int heads, int head_dim, int dims, bool halves);
     // One row's keys and values into slot `offset` of `page`.
     void (*store_kv)(const KvLayer& kv, const float* k, const float* v, int page, int offset);
     // Positions split * SPLIT .. of the tile's queries into `into`. Scratch: attend_scratch() floats.

@@ -9,14 +9,23 @@ namespace {
 
 class Embed : public Op {
   public:
-    Embed(const Matrix& table, Value& out) : table_(table), out_(out) {}
+    explicit Embed(EmbedSpec spec) : s_(spec) {}
+    size_t scratch_floats() const override { return s_.positions ? size_t(s_.table->cols) : 0; }
     void run(const Run& run) override {
-        spread_rows(run, run.r0, run.r1, [&](int row) { table_.unpack_row(run.step.tokens[row], out_.rows.row(row)); });
+        spread_rows(run, run.r0, run.r1, [&](int row) {
+            float* out = s_.out->rows.row(row);
+            s_.table->unpack_row(run.step.tokens[row], out);
+            if (s_.scale != 1)
+                for (int i = 0; i < s_.table->cols; i++) out[i] *= s_.scale;
+            if (!s_.positions) return;
+            const Segment& s = run.row_segments[size_t(row)];
+            s_.positions->unpack_row(s.start + (row - s.first), run.scratch);
+            for (int i = 0; i < s_.table->cols; i++) out[i] += run.scratch[i];
+        });
     }
 
   private:
-    const Matrix& table_;
-    Value& out_;
+    EmbedSpec s_;
 };
 
 class Select : public Op {
@@ -32,21 +41,38 @@ class Select : public Op {
     Value &x_, &out_;
 };
 
-class Rope : public Op {
+class Normalise : public Op {
   public:
-    Rope(Value& x, Value& out, int heads, int head_dim, int dims, int at)
-        : x_(x), out_(out), heads_(heads), head_dim_(head_dim), dims_(dims), at_(size_t(at)) {}
+    Normalise(Value& x, Value& out, NormWeights norm, Value* residual)
+        : x_(x), out_(out), norm_(std::move(norm)), residual_(residual) {}
     void run(const Run& run) override {
-        spread_rows(run, run.r0, run.r1, [&](int row) {
-            const float* angles = run.angles.data() + size_t(row) * run.angle_stride + at_;
-            run.kernels.rope(x_.in().row(row), out_.rows.row(row), angles, heads_, head_dim_, dims_);
+        const int r0 = x_.wanted ? 0 : run.r0, r1 = x_.wanted ? run.step.wanted_count : run.r1;
+        const int width = int(norm_.weight.size()), groups = int(x_.rows.stride) / width;
+        spread_rows(run, r0, r1, [&](int row) {
+            const float* residual = residual_ ? residual_->in().row(row) : nullptr;
+            run.kernels.normalise(x_.in().row(row), residual, out_.rows.row(row), groups, width, norm_.view());
         });
     }
 
   private:
     Value &x_, &out_;
-    int heads_, head_dim_, dims_;
-    size_t at_;
+    NormWeights norm_;
+    Value* residual_;
+};
+
+class Rope : public Op {
+  public:
+    explicit Rope(RopeSpec spec) : s_(spec) {}
+    void run(const Run& run) override {
+        const int heads = int(s_.x->rows.stride) / s_.head_dim;
+        spread_rows(run, run.r0, run.r1, [&](int row) {
+            const float* angles = run.angles.data() + size_t(row) * run.angle_stride + s_.angles_at;
+            run.kernels.rope(s_.x->in().row(row), s_.out->rows.row(row), angles, heads, s_.head_dim, s_.dims, s_.halves);
+        });
+    }
+
+  private:
+    RopeSpec s_;
 };
 
 class Linear : public Op {
@@ -57,11 +83,17 @@ class Linear : public Op {
         for (const Matrix* w : s_.weights) (is_plain(w->format.codes) ? plain_ : quant_) = true;
         quant_bytes_ = quant_ ? cols / BLOCK * sizeof(QuantBlock) : 0;
         plain_bytes_ = plain_ ? cols * sizeof(float) : 0;
-        const size_t products = s_.gate ? 1 : s_.weights.size();
-        for (size_t i = 0; i < products; i++) {
-            first_panel_.push_back(panels_);
-            panels_ += s_.weights[i]->panels;
-        }
+        s_.biases.resize(s_.weights.size());
+        for (size_t i = 0; i < s_.weights.size(); i++)
+            if (!s_.biases[i].empty()) s_.biases[i].resize(size_t(s_.weights[i]->panels) * PANEL);
+        size_t out = 0;
+        for (size_t i = gated() ? 1 : 0; i < s_.weights.size(); i++)
+            for (int first = 0; first < s_.weights[i]->rows; out++) {
+                const int rows = int(s_.outs[out]->rows.stride), panels = (rows + PANEL - 1) / PANEL;
+                parts_.push_back({i, first, panels_, panels, s_.outs[out]});
+                panels_ += panels;
+                first += rows;
+            }
     }
 
     size_t prepared_row_bytes() const override { return quant_bytes_ + plain_bytes_; }
@@ -72,7 +104,7 @@ class Linear : public Op {
         const int rows = r1 - r0, tile = run.kernels.tile_rows, tiles = (rows + tile - 1) / tile;
         const Prepared quant{run.prepared - size_t(r0) * quant_bytes_, quant_bytes_, false};
         const Prepared plain{run.prepared + size_t(rows) * quant_bytes_ - size_t(r0) * plain_bytes_, plain_bytes_, true};
-        const Norm norm{s_.norm.empty() ? nullptr : s_.norm.data(), s_.eps};
+        const Norm norm = s_.norm.view();
         run.team.spread(tiles, [&](long t) {
             const int row = r0 + int(t) * tile, count = std::min(tile, r1 - row), cols = s_.weights[0]->cols;
             if (quant_) run.kernels.prepare(s_.x->in(), row, count, cols, norm, quant, run.scratch);
@@ -100,34 +132,46 @@ class Linear : public Op {
     static constexpr int TASKS_PER_THREAD = 8;  // enough that a slow core's last task delays little
     static constexpr int PANELS_AT_ONCE = 4;
 
-    // Panels p0 .. p1-1, counted over all weights, of one tile.
+    // What one output takes from one weight: rows `first` .., which start on a panel. Panels are counted over all parts.
+    struct Part {
+        size_t weight;
+        int first, first_panel, panels;
+        Value* out;
+    };
+
+    bool gated() const { return s_.gate != Act::NONE; }
+
+    // Panels p0 .. p1-1 of one tile.
     void panels(const Run& run, const Prepared& quant, const Prepared& plain, int row, int count, int p0, int p1) const {
-        for (size_t i = 0; i < first_panel_.size(); i++) {
-            const Matrix* w = s_.weights[s_.gate ? 1 : i];
-            const int a = std::max(0, p0 - first_panel_[i]), b = std::min(w->panels, p1 - first_panel_[i]);
+        const auto form = [&](const Matrix* m) { return m && is_plain(m->format.codes) ? plain : quant; };
+        const auto bias = [&](size_t i) { return s_.biases[i].empty() ? nullptr : s_.biases[i].data(); };
+        const Matrix* gate = gated() ? s_.weights[0] : nullptr;
+        for (const Part& part : parts_) {
+            const int a = std::max(0, p0 - part.first_panel), b = std::min(part.panels, p1 - part.first_panel);
             if (a >= b) continue;
-            const auto form = [&](const Matrix* m) { return m && is_plain(m->format.codes) ? plain : quant; };
-            const Matrix* gate = s_.gate ? s_.weights[0] : nullptr;
-            const Product p{form(w), w, form(gate), gate, s_.outs[i]->rows,
-                            s_.residual ? s_.residual->in() : RowsIn{nullptr, 0}};
-            run.kernels.product(p, row, count, a, b);
+            const Matrix* w = s_.weights[part.weight];
+            const Product p{.input = form(w), .weight = w, .out = part.out->rows, .first = part.first,
+                            .residual = s_.residual ? s_.residual->in() : RowsIn{nullptr, 0}, .bias = bias(part.weight),
+                            .act = s_.act, .gate = gate, .gate_input = form(gate), .gate_bias = bias(0), .gate_act = s_.gate};
+            run.kernels.product(p, row, count, part.first / PANEL + a, part.first / PANEL + b);
         }
     }
 
     LinearSpec s_;
     bool plain_ = false, quant_ = false;
     size_t quant_bytes_, plain_bytes_;
-    std::vector<int> first_panel_;
+    std::vector<Part> parts_;
     int panels_ = 0;
 };
 
 }  // namespace
 
-std::unique_ptr<Op> make_embed(const Matrix& table, Value& out) { return std::make_unique<Embed>(table, out); }
+std::unique_ptr<Op> make_embed(EmbedSpec spec) { return std::make_unique<Embed>(spec); }
 std::unique_ptr<Op> make_select(Value& x, Value& out) { return std::make_unique<Select>(x, out); }
-std::unique_ptr<Op> make_rope(Value& x, Value& out, int heads, int head_dim, int dims, int angles_at) {
-    return std::make_unique<Rope>(x, out, heads, head_dim, dims, angles_at);
+std::unique_ptr<Op> make_normalise(Value& x, Value& out, NormWeights norm, Value* residual) {
+    return std::make_unique<Normalise>(x, out, std::move(norm), residual);
 }
+std::unique_ptr<Op> make_rope(RopeSpec spec) { return std::make_unique<Rope>(spec); }
 std::unique_ptr<Op> make_linear(LinearSpec spec) { return std::make_unique<Linear>(std::move(spec)); }
 
 }  // namespace phaseline

@@ -13,17 +13,40 @@ template <class F> void spread_rows(const Run& run, int r0, int r1, F body) {
     });
 }
 
-std::unique_ptr<Op> make_embed(const Matrix& table, Value& out);
+// A norm's weights, as long as what is normalised; without a bias it is by the root mean square alone.
+struct NormWeights {
+    std::vector<float> weight, bias;
+    float eps = 0;
+    Norm view() const { return {weight.empty() ? nullptr : weight.data(), bias.empty() ? nullptr : bias.data(), eps}; }
+};
+
+struct EmbedSpec {
+    const Matrix* table;
+    Value* out;
+    float scale = 1;
+    const Matrix* positions = nullptr;  // a row to add for each position
+};
+std::unique_ptr<Op> make_embed(EmbedSpec spec);
 std::unique_ptr<Op> make_select(Value& x, Value& out);
-std::unique_ptr<Op> make_rope(Value& x, Value& out, int heads, int head_dim, int dims, int angles_at);
+// Each stretch of a row that is as long as the norm's weight; `residual` is added if given.
+std::unique_ptr<Op> make_normalise(Value& x, Value& out, NormWeights norm, Value* residual);
+
+struct RopeSpec {
+    Value *x, *out;
+    int head_dim, dims;
+    bool halves;
+    size_t angles_at;
+};
+std::unique_ptr<Op> make_rope(RopeSpec spec);
 
 struct LinearSpec {
     Value* x;
-    std::vector<float> norm;  // empty: none
-    float eps = 0;
+    NormWeights norm;  // without weight: none
     std::vector<const Matrix*> weights;
-    std::vector<Value*> outs;
-    bool gate = false;        // two weights, one output: silu(first) * second
+    std::vector<std::vector<float>> biases;  // of each weight; or none at all
+    std::vector<Value*> outs;                // what all weights give, side by side, is cut into these
+    Act gate = Act::NONE;                    // if any: two weights, one output, gate(first) * second
+    Act act = Act::NONE;
     Value* residual = nullptr;
 };
 std::unique_ptr<Op> make_linear(LinearSpec spec);
@@ -47,8 +70,7 @@ std::unique_ptr<Op> make_route(RouteOp spec);
 
 struct ExpertsSpec {
     Value *x, *chosen, *shares, *out;
-    std::vector<float> norm;         // empty: none
-    float eps;
+    NormWeights norm;                // without weight: none
     const Matrix *gate, *up, *down;  // of all experts, one below the other
     int experts;
     Value* residual;                 // null: none

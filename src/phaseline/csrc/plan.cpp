@@ -9,6 +9,7 @@ namespace phaseline {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+constexpr int ANGLE_ROWS = 16;  // rows per task of computing angles
 constexpr auto ASK_EVERY = std::chrono::milliseconds(20);
 
 double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
@@ -30,12 +31,13 @@ int Plan::add_output(int width) {
     return i;
 }
 
-int Plan::add_rotation(int dims, double base) {
+size_t Plan::add_rotation(std::vector<double> frequencies, double magnitude) {
     for (const Rotation& r : rotations_)
-        if (r.dims == dims && r.base == base) return r.start;
-    rotations_.push_back({dims, int(angle_stride_), base});
-    angle_stride_ += size_t(dims);
-    return rotations_.back().start;
+        if (r.frequencies == frequencies && r.magnitude == magnitude) return r.start;
+    const size_t start = angle_stride_;
+    angle_stride_ += 2 * frequencies.size();
+    rotations_.push_back({std::move(frequencies), magnitude, start});
+    return start;
 }
 
 void Plan::add(std::unique_ptr<Op> op, int layer) {
@@ -73,7 +75,12 @@ void Plan::begin(const StepData& step, float* logits) {
     row_segments_.clear();
     for (int s = 0; s < step.segment_count; s++)
         row_segments_.insert(row_segments_.end(), size_t(step.segments[s].rows), step.segments[s]);
-    for (int row = 0; row < step.rows; row++) fill_angles(row);
+    const auto fill = [&](long task) {
+        const int end = std::min(step_.rows, int(task + 1) * ANGLE_ROWS);
+        for (int row = int(task) * ANGLE_ROWS; row < end; row++) fill_angles(row);
+    };
+    if (step.rows <= ANGLE_ROWS) fill(0);  // not worth waking anyone
+    else team_.run([&](int) { team_.spread((step_.rows + ANGLE_ROWS - 1) / ANGLE_ROWS, fill); });
 }
 
 void Plan::fill_angles(int row) {
@@ -81,10 +88,11 @@ void Plan::fill_angles(int row) {
     const double position = s.start + (row - s.first);
     float* at = angles_.data() + size_t(row) * angle_stride_;
     for (const Rotation& r : rotations_) {
-        for (int i = 0; i < r.dims; i += 2) {
-            const double angle = position * std::pow(r.base, -double(i) / r.dims);
-            at[r.start + i] = float(std::cos(angle));
-            at[r.start + i + 1] = float(std::sin(angle));
+        const size_t pairs = r.frequencies.size();
+        float *cosine = at + r.start, *sine = cosine + pairs;
+        for (size_t i = 0; i < pairs; i++) {
+            cosine[i] = float(r.magnitude * std::cos(position * r.frequencies[i]));
+            sine[i] = float(r.magnitude * std::sin(position * r.frequencies[i]));
         }
     }
 }

@@ -42,7 +42,7 @@ struct Run {
     const Kernels& kernels;
     const StepData& step;
     const std::vector<Segment>& row_segments;  // for each row, its segment
-    const std::vector<float>& angles;          // per row, for each rotation in turn, [cos, sin] pairs
+    const std::vector<float>& angles;          // per row, for each rotation in turn, its cosines, then its sines
     size_t angle_stride;
     uint8_t* prepared;
     float* scratch;                            // of the calling thread
@@ -85,8 +85,9 @@ class Plan {
     int add_value(int width, bool wanted, size_t column);
     // A value whose memory comes with each step: the logits.
     int add_output(int width);
-    // A rotation of `dims` entries per head by position * base^(-2i/dims); returns where its angles start in a row.
-    int add_rotation(int dims, double base);
+    // Pair i of a head turns by position * frequencies[i]; sines and cosines are times `magnitude`. Returns where the
+    // rotation's angles start in a row.
+    size_t add_rotation(std::vector<double> frequencies, double magnitude);
     void add(std::unique_ptr<Op> op, int layer);
     // After the last add: allocates what the steps need.
     void seal();
@@ -109,8 +110,9 @@ class Plan {
 
   private:
     struct Rotation {
-        int dims, start;
-        double base;
+        std::vector<double> frequencies;
+        double magnitude;
+        size_t start;
     };
     void fill_angles(int row);
 

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from phaseline.errors import CapacityError
 from phaseline.program.ir import Program
 from phaseline.program.step import Segment, Step, Want
 
@@ -38,13 +39,18 @@ def page_matrices(program: Program, pages: NDArray[np.int32]) -> NDArray[np.int3
     return np.ascontiguousarray(np.broadcast_to(pages, (len(program.state), *pages.shape)))
 
 
-def step_arrays(step: Step) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
-    """The step as arrays: tokens (rows,), segments (n, 4) of (slot, start, first row, rows), wanted row numbers."""
+def step_arrays(step: Step, context: int) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+    """The step as arrays: tokens (rows,), segments (n, 4) of (slot, start, first row, rows), wanted row numbers.
+
+    Raises CapacityError for a position past the model's `context`.
+    """
     tokens: list[int] = []
     segments: list[tuple[int, int, int, int]] = []
     wanted: list[int] = []
     for s in step.segments:
         first, n = len(tokens), len(s.tokens)
+        if s.start + n > context:
+            raise CapacityError(f"position {s.start + n - 1} is past the model's context of {context}")
         segments.append((s.slot, s.start, first, n))
         wanted.extend(_wanted_rows(s, first, n))
         tokens.extend(s.tokens)

@@ -14,13 +14,31 @@ from phaseline.execute.arena import plan_columns
 from phaseline.execute.base import page_counts, page_matrices, step_arrays
 from phaseline.files.base import ModelFile
 from phaseline.program.ir import Program, Rows, Value
-from phaseline.program.ops import Attend, Embed, Experts, Linear, Op, Rope, Route, SelectRows
+from phaseline.program.ops import (
+    Activation,
+    Attend,
+    Embed,
+    Experts,
+    LayerNorm,
+    Linear,
+    Norm,
+    Normalise,
+    Op,
+    Rope,
+    Route,
+    SelectRows,
+)
 from phaseline.program.state import PagedKV, SlidingKV, StateSpec
 from phaseline.program.step import Step
 from phaseline.state.pool import Pool
 
 KV_TYPES: Mapping[str, np.dtype[Any]] = {"bf16": np.dtype(np.uint16), "f32": np.dtype(np.float32)}
 MODES = ("chunk", "layer", "eager", "dispatch")
+_ACTS: Mapping[Activation | None, _native.Act] = {
+    None: _native.Act.NONE,
+    Activation.SILU: _native.Act.SILU,
+    Activation.GELU: _native.Act.GELU,
+}
 
 
 def best_level() -> str:
@@ -129,7 +147,7 @@ class NativeExecutor:
     ) -> NDArray[np.float32]:
         if os.getpid() != self._process:
             raise PhaselineError("a forked process has none of its parent's threads: load the model after forking")
-        tokens, segments, wanted = step_arrays(step)
+        tokens, segments, wanted = step_arrays(step, self.program.context)
         if len(tokens) > self.max_rows:
             raise CapacityError(f"a step of {len(tokens)} rows exceeds the {self.max_rows} this executor was made for")
         logits = np.empty((len(wanted), self.program.vocab), np.float32)
@@ -159,18 +177,26 @@ class NativeExecutor:
 
     def _add(self, op: Op, layer: int, n: dict[Value, int], weights: "_Weights") -> None:
         if isinstance(op, Embed):
-            self._plan.add_embed(weights.matrix(op.table.name), n[op.out], layer)
+            positions = weights.matrix(op.positions.name) if op.positions else None
+            self._plan.add_embed(weights.matrix(op.table.name), n[op.out], op.scale, positions, layer)
         elif isinstance(op, SelectRows):
             self._plan.add_select(n[op.x], n[op.out], layer)
         elif isinstance(op, Rope):
-            self._plan.add_rope(n[op.x], n[op.out], op.head_dim, op.rope.dims, op.rope.base, layer)
+            rope = op.rope
+            factors = np.array(weights.vector(rope.factors.name)) if rope.factors else None
+            frequencies = rope.frequencies(factors).tolist()
+            self._plan.add_rope(n[op.x], n[op.out], op.head_dim, frequencies, rope.magnitude, rope.halves, layer)
+        elif isinstance(op, Normalise):
+            residual = n[op.residual] if op.residual else -1
+            self._plan.add_normalise(n[op.x], n[op.out], weights.norm(op.norm), residual, layer)
         elif isinstance(op, Linear):
-            norm = weights.vector(op.norm.weight.name) if op.norm else []
+            norm = weights.norm(op.norm) if op.norm else None
             matrices = [weights.matrix(w.name) for w in op.matrices]
+            biases = [weights.vector(b.name) for b in op.biases]
             outs = [n[o] for o in op.outs]
             residual = n[op.residual] if op.residual else -1
-            eps = op.norm.eps if op.norm else 0.0
-            self._plan.add_linear(n[op.x], matrices, outs, norm, eps, op.gate, residual, layer)
+            gate, act = _ACTS[op.gate], _ACTS[op.activation]
+            self._plan.add_linear(n[op.x], matrices, outs, norm, biases, gate, act, residual, layer)
         elif isinstance(op, Attend):
             memory = self._pool.groups[op.group]
             self._plan.add_attend(
@@ -184,11 +210,11 @@ class NativeExecutor:
                 r.groups, r.kept_groups, r.group_best, r.renormalise, r.scale, layer,
             )  # fmt: skip
         elif isinstance(op, Experts):
-            norm = weights.vector(op.norm.weight.name) if op.norm else []
+            norm = weights.norm(op.norm) if op.norm else None
             gate, up, down = (weights.matrix(w.name) for w in op.matrices)
             self._plan.add_experts(
                 gate, up, down, op.gate.shape[0], n[op.x], n[op.chosen], n[op.shares], n[op.out],
-                norm, op.norm.eps if op.norm else 0.0, n[op.residual] if op.residual else -1, layer,
+                norm, n[op.residual] if op.residual else -1, layer,
             )  # fmt: skip
         else:
             raise UnsupportedError(f"no native kernel runs {type(op).__name__}")
@@ -210,6 +236,10 @@ class _Weights:
             )
             self._file.release(name)
         return self._matrices[name]
+
+    def norm(self, norm: Norm) -> _native.Norm:
+        bias = self.vector(norm.bias.name) if isinstance(norm, LayerNorm) else []
+        return _native.Norm(self.vector(norm.weight.name), bias, norm.eps)
 
     def vector(self, name: str) -> list[float]:
         values: list[float] = self._file.float32(name).tolist()

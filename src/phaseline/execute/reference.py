@@ -26,7 +26,7 @@ class ReferenceExecutor:
         self._pool = Pool(program.state, page_counts(program, pages), self.page_size, dtype)
 
     def forward(self, step: Step, pages: NDArray[np.int32]) -> NDArray[Any]:
-        tokens, segments, wanted = step_arrays(step)
+        tokens, segments, wanted = step_arrays(step, self.program.context)
         positions = np.concatenate([np.arange(s.start, s.start + len(s.tokens), dtype=np.int32) for s in step.segments])
         ctx = Context(
             values={},

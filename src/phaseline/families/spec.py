@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from phaseline.errors import FileFormatError, UnsupportedError
+from phaseline.files.base import TensorInfo
+from phaseline.program.ops import RopeSpec
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Sizes of a dense decoder. Lengths are in tokens, widths in elements."""
+    """Sizes of a decoder. Lengths are in tokens, widths in elements."""
 
     arch: str
     layers: int
@@ -21,14 +23,14 @@ class ModelSpec:
     vocab: int
     context: int
     norm_eps: float
-    rope_dims: int
-    rope_base: float
+    rope: RopeSpec | None = None
 
 
 class Settings:
     """One architecture's metadata keys, read by short name; every key must be read or declared harmless."""
 
     def __init__(self, meta: Mapping[str, Any], arch: str) -> None:
+        self.arch = arch
         self._prefix = arch + "."
         self._values = {k[len(self._prefix) :]: v for k, v in meta.items() if k.startswith(self._prefix)}
         self._read: set[str] = set()
@@ -51,7 +53,7 @@ class Settings:
             raise FileFormatError(f"{self._prefix}{key} is {value}; accepted: over {low} up to {high}")
         return float(value)
 
-    def only(self, key: str, *accepted: object) -> None:
+    def only(self, key: str, *accepted: object) -> Any:
         """A setting that may be absent or hold one of these values; anything else asks for what is not built."""
         self._read.add(key)
         if key in self._values and self._values[key] not in accepted:
@@ -59,6 +61,7 @@ class Settings:
             raise UnsupportedError(
                 f"setting {self._prefix}{key} = {self._values[key]!r:.80} is not supported (supported: {choices})"
             )
+        return self._values.get(key)
 
     def refuse_unread(self) -> None:
         """Raise if a key remains that nothing looked at: it may change the model."""
@@ -73,3 +76,34 @@ class Settings:
         if value is None:
             raise FileFormatError(f"{self._prefix}{key} is missing from the file")
         return value
+
+
+def decoder_spec(
+    s: Settings, tensors: Mapping[str, TensorInfo], *, eps: str = "attention.layer_norm_rms_epsilon"
+) -> ModelSpec:
+    """What every decoder states about itself; `eps` is the key of its norms' epsilon. Rotation is read apart."""
+    width, heads = s.integer("embedding_length"), s.integer("attention.head_count", high=4096)
+    spec = ModelSpec(
+        arch=s.arch,
+        layers=s.integer("block_count", high=4096),
+        width=width,
+        ff=s.integer("feed_forward_length"),
+        heads=heads,
+        kv_heads=s.integer("attention.head_count_kv", heads, high=4096),
+        head_dim=s.integer("attention.key_length", width // heads, high=1024),
+        vocab=s.integer("vocab_size", _rows(tensors, "token_embd.weight")),
+        context=s.integer("context_length"),
+        norm_eps=s.number(eps),
+    )
+    s.only("attention.value_length", spec.head_dim)
+    if spec.heads % spec.kv_heads:
+        raise FileFormatError(f"{s.arch}: {spec.heads} query heads do not split over {spec.kv_heads} key heads")
+    if spec.head_dim % 2:
+        raise UnsupportedError(f"{s.arch}: head size {spec.head_dim} is odd; supported: even sizes")
+    return spec
+
+
+def _rows(tensors: Mapping[str, TensorInfo], name: str) -> int:
+    if name not in tensors:
+        raise FileFormatError(f"tensor {name!r} is missing from the file")
+    return tensors[name].shape[0]

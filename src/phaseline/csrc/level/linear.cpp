@@ -112,7 +112,21 @@ constexpr Tile TILES[] = {tile<1>, tile<2>, tile<3>, tile<4>};
 #endif
 static_assert(sizeof TILES / sizeof *TILES == TILE_ROWS);
 
-Float silu(Float x) { return x / (splat(1.0f) + exp(zero() - x)); }
+Float times_sigmoid(Float x, Float of) { return x / (splat(1.0f) + exp(zero() - of)); }
+
+// gelu(x) = x sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3)), which is its form by tanh without the loss of digits below 0.
+Float apply(Act act, Float x) {
+    switch (act) {
+        case Act::SILU: return times_sigmoid(x, x);
+        case Act::GELU: return times_sigmoid(x, fma(splat(0.044715f) * x * x, x, x) * splat(1.5957691f));
+        default: return x;
+    }
+}
+
+void add_bias(const float* bias, int panel, int count, Float* y) {
+    if (!bias) return;
+    for (int r = 0; r < count; r++) y[r] = y[r] + load(bias + panel * PANEL);
+}
 
 }  // namespace
 
@@ -122,14 +136,18 @@ void product(const Product& p, int row, int count, int p0, int p1) {
     for (int panel = p0; panel < p1; panel++) {
         Float y[TILE_ROWS], g[TILE_ROWS];
         compute(*p.weight, panel, p.input.tile(row), y);
+        add_bias(p.bias, panel, count, y);
         if (p.gate) {
             compute(*p.gate, panel, p.gate_input.tile(row), g);
-            for (int r = 0; r < count; r++) y[r] = silu(g[r]) * y[r];
+            add_bias(p.gate_bias, panel, count, g);
+            for (int r = 0; r < count; r++) y[r] = apply(p.gate_act, g[r]) * y[r];
         }
         const int lanes = outputs - panel * PANEL < PANEL ? outputs - panel * PANEL : PANEL;
+        const int column = panel * PANEL - p.first;
         for (int r = 0; r < count; r++) {
-            if (p.residual.data) y[r] = load_first(p.residual.row(row + r) + panel * PANEL, lanes) + y[r];
-            store_first(p.out.row(row + r) + panel * PANEL, lanes, y[r]);
+            if (p.act != Act::NONE) y[r] = apply(p.act, y[r]);
+            if (p.residual.data) y[r] = load_first(p.residual.row(row + r) + column, lanes) + y[r];
+            store_first(p.out.row(row + r) + column, lanes, y[r]);
         }
     }
 }

@@ -1,4 +1,4 @@
-// Work on single rows: norm and packing before a product, rotation.
+// Work on single rows: norms, packing before a product, rotation.
 #include "dot.h"
 #include "table.h"
 
@@ -8,25 +8,30 @@ using namespace phaseline;
 
 namespace {
 
-float sum_of_squares(const float* x, int n) {
+Float load_up_to(const float* p, int n) { return n >= LANES ? load(p) : load_first(p, n); }
+
+// The sum over lanes of `add`, which puts sixteen entries of x into an accumulator.
+template <class F> float sum_over(const float* x, int n, F add) {
     Float acc = zero();
     int k = 0;
-    for (; k + LANES <= n; k += LANES) {
-        const Float v = load(x + k);
-        acc = fma(v, v, acc);
-    }
-    if (k < n) {
-        const Float v = load_first(x + k, n - k);
-        acc = fma(v, v, acc);
-    }
+    for (; k + LANES <= n; k += LANES) acc = add(acc, load(x + k));
+    if (k < n) acc = first_lanes(n - k, add(acc, load_first(x + k, n - k)), acc);
     return sum(acc);
 }
 
-void rms_norm(const float* x, int n, Norm norm, float* y) {
-    const float scale = 1.0f / __builtin_sqrtf(sum_of_squares(x, n) / float(n) + norm.eps);
-    int k = 0;
-    for (; k + LANES <= n; k += LANES) store(y + k, load(x + k) * splat(scale) * load(norm.weight + k));
-    if (k < n) store_first(y + k, n - k, load_first(x + k, n - k) * splat(scale) * load_first(norm.weight + k, n - k));
+void norm_row(const float* x, int n, Norm norm, const float* residual, float* y) {
+    const float mean = norm.bias ? sum_over(x, n, [](Float acc, Float v) { return acc + v; }) / float(n) : 0.0f;
+    const Float centre = splat(mean);
+    const float squares = sum_over(x, n, [=](Float acc, Float v) { return fma(v - centre, v - centre, acc); });
+    const Float scale = splat(1.0f / __builtin_sqrtf(squares / float(n) + norm.eps));
+    for (int k = 0; k < n; k += LANES) {
+        const int lanes = n - k;
+        Float v = (load_up_to(x + k, lanes) - centre) * scale * load_up_to(norm.weight + k, lanes);
+        if (norm.bias) v = v + load_up_to(norm.bias + k, lanes);
+        if (residual) v = load_up_to(residual + k, lanes) + v;
+        if (lanes >= LANES) store(y + k, v);
+        else store_first(y + k, lanes, v);
+    }
 }
 
 void quantise(const float* x, QuantBlock& out) {
@@ -57,7 +62,7 @@ void prepare(RowsIn x, int row, int count, int cols, Norm norm, Prepared into, f
     for (int r = 0; r < count; r++) {
         const float* source = x.row(row + r);
         if (norm.weight) {
-            rms_norm(source, cols, norm, scratch);
+            norm_row(source, cols, norm, nullptr, scratch);
             source = scratch;
         }
         if (into.plain) {
@@ -70,12 +75,28 @@ void prepare(RowsIn x, int row, int count, int cols, Norm norm, Prepared into, f
     }
 }
 
-void rope(const float* x, float* out, const float* angles, int heads, int head_dim, int dims) {
+void normalise(const float* x, const float* residual, float* out, int groups, int width, Norm norm) {
+    for (int g = 0; g < groups; g++, x += width, out += width) {
+        norm_row(x, width, norm, residual, out);
+        if (residual) residual += width;
+    }
+}
+
+void rope(const float* __restrict x, float* __restrict out, const float* angles, int heads, int head_dim, int dims,
+          bool halves) {
+    const int pairs = dims / 2;
+    const float *cosine = angles, *sine = angles + pairs;
     for (int h = 0; h < heads; h++, x += head_dim, out += head_dim) {
-        for (int i = 0; i < dims; i += 2) {
-            const float c = angles[i], s = angles[i + 1], a = x[i], b = x[i + 1];
-            out[i] = a * c - b * s;
-            out[i + 1] = a * s + b * c;
+        if (halves) {
+            for (int i = 0; i < pairs; i++) {
+                out[i] = x[i] * cosine[i] - x[i + pairs] * sine[i];
+                out[i + pairs] = x[i] * sine[i] + x[i + pairs] * cosine[i];
+            }
+        } else {
+            for (int i = 0; i < pairs; i++) {
+                out[2 * i] = x[2 * i] * cosine[i] - x[2 * i + 1] * sine[i];
+                out[2 * i + 1] = x[2 * i] * sine[i] + x[2 * i + 1] * cosine[i];
+            }
         }
         for (int i = dims; i < head_dim; i++) out[i] = x[i];
     }

@@ -11,6 +11,7 @@ const phaseline::Kernels kernels = {
     .tile_rows = TILE_ROWS,
     .prepare = prepare,
     .product = product,
+    .normalise = normalise,
     .rope = rope,
     .store_kv = store_kv,
     .attend = attend,

@@ -13,7 +13,8 @@ constexpr int TILE_ROWS = 4;
 void prepare(phaseline::RowsIn x, int row, int count, int cols, phaseline::Norm norm, phaseline::Prepared into,
              float* scratch);
 void product(const phaseline::Product& p, int row, int count, int p0, int p1);
-void rope(const float* x, float* out, const float* angles, int heads, int head_dim, int dims);
+void normalise(const float* x, const float* residual, float* out, int groups, int width, phaseline::Norm norm);
+void rope(const float* x, float* out, const float* angles, int heads, int head_dim, int dims, bool halves);
 void store_kv(const phaseline::KvLayer& kv, const float* k, const float* v, int page, int offset);
 void attend(const phaseline::KvLayer& kv, const phaseline::QueryTile& t, int split, phaseline::Partial& into,
             float* scratch);

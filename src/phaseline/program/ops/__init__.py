@@ -3,17 +3,22 @@
 from phaseline.program.ops.attention import Attend
 from phaseline.program.ops.base import Context, Cost, Op, Span, Work
 from phaseline.program.ops.experts import Experts, Route, Router, experts, route
-from phaseline.program.ops.linear import Linear, RMSNorm, linear
-from phaseline.program.ops.rope import Rope, RopeSpec
+from phaseline.program.ops.linear import Activation, Linear, linear
+from phaseline.program.ops.norm import LayerNorm, Norm, Normalise, RMSNorm, normalise
+from phaseline.program.ops.rope import Rope, RopeSpec, Yarn
 from phaseline.program.ops.rows import Embed, SelectRows
 
 __all__ = [
+    "Activation",
     "Attend",
     "Context",
     "Cost",
     "Embed",
     "Experts",
+    "LayerNorm",
     "Linear",
+    "Norm",
+    "Normalise",
     "Op",
     "RMSNorm",
     "Rope",
@@ -23,7 +28,9 @@ __all__ = [
     "SelectRows",
     "Span",
     "Work",
+    "Yarn",
     "experts",
     "linear",
+    "normalise",
     "route",
 ]

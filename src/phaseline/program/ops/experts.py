@@ -8,7 +8,8 @@ from phaseline.errors import UnsupportedError
 from phaseline.files.base import TensorInfo
 from phaseline.program.ir import Builder, Value
 from phaseline.program.ops.base import Array, Context, Cost, Work
-from phaseline.program.ops.linear import RMSNorm, silu
+from phaseline.program.ops.linear import silu
+from phaseline.program.ops.norm import Norm
 from phaseline.program.sparse import distinct_experts
 
 LEAST_SUM = 2.0**-14  # of the shares that are renormalised: the least normal half, as models are served elsewhere
@@ -111,7 +112,7 @@ class Experts:
     """
 
     x: Value
-    norm: RMSNorm | None
+    norm: Norm | None
     gate: TensorInfo  # (experts, ff, width)
     up: TensorInfo  # (experts, ff, width)
     down: TensorInfo  # (experts, width, ff)
@@ -130,13 +131,13 @@ class Experts:
         return sum(w.nbytes for w in self.matrices) // self.gate.shape[0]
 
     def describe(self) -> str:
-        x = f"rms_norm({self.x.name})" if self.norm else self.x.name
+        x = self.norm.describe(self.x.name) if self.norm else self.x.name
         names = " | ".join(w.name for w in self.matrices)
         body = f"experts({x}, {self.chosen.name}, {self.shares.name}, {names})"
         return f"{self.out.name} = {f'{self.residual.name} + ' if self.residual else ''}{body}"
 
     def weights(self) -> tuple[TensorInfo, ...]:
-        return (*self.matrices, *((self.norm.weight,) if self.norm else ()))
+        return (*self.matrices, *(self.norm.weights() if self.norm else ()))
 
     def inputs(self) -> tuple[Value, ...]:
         return (self.x, self.chosen, self.shares, *((self.residual,) if self.residual else ()))
@@ -156,14 +157,14 @@ class Experts:
         routed = self.distinct(work.rows) * self.expert_bytes
         return Cost(
             flops=2 * work.rows * self.chosen.width * 3 * ff * width,
-            weight_bytes=routed + (self.norm.weight.nbytes if self.norm else 0),
+            weight_bytes=routed + (sum(w.nbytes for w in self.norm.weights()) if self.norm else 0),
             routed_bytes=routed,
         )
 
     def reference(self, ctx: Context) -> None:
         x = ctx.values[self.x]
         if self.norm:
-            x = self.norm.reference(x, ctx.weights[self.norm.weight.name])
+            x = self.norm.reference(x, ctx.weights)
         gate, up, down = (ctx.weights[w.name] for w in self.matrices)
         chosen, shares = ctx.values[self.chosen].astype(np.int64), ctx.values[self.shares]
         out = np.zeros((len(x), self.out.width), x.dtype)
@@ -190,7 +191,7 @@ def experts(
     routed: tuple[Value, Value],
     name: str,
     *,
-    norm: RMSNorm | None = None,
+    norm: Norm | None = None,
     residual: Value | None = None,
 ) -> Value:
     """Append Experts with stacked weights (gate, up, down). Shapes are checked here, so that an executor need not."""

@@ -9,16 +9,20 @@ from phaseline.program.ops.base import Context, Cost, Work
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Embed:
-    """out[r] = table[token of row r]."""
+    """out[r] = scale * table[token of row r], plus positions[position of row r] where positions are learned."""
 
     table: TensorInfo  # (vocab, width)
     out: Value
+    scale: float = 1.0
+    positions: TensorInfo | None = None  # (context, width)
 
     def describe(self) -> str:
-        return f"{self.out.name} = embed({self.table.name})"
+        scaled = f"{self.scale:g} * " if self.scale != 1 else ""
+        learned = f" + embed({self.positions.name})" if self.positions else ""
+        return f"{self.out.name} = {scaled}embed({self.table.name}){learned}"
 
     def weights(self) -> tuple[TensorInfo, ...]:
-        return (self.table,)
+        return (self.table, *((self.positions,) if self.positions else ()))
 
     def inputs(self) -> tuple[Value, ...]:
         return ()
@@ -27,10 +31,15 @@ class Embed:
         return (self.out,)
 
     def cost(self, work: Work) -> Cost:
-        return Cost(weight_bytes=work.rows * self.table.nbytes / self.table.shape[0])
+        return Cost(weight_bytes=sum(work.rows * w.nbytes / w.shape[0] for w in self.weights()))
 
     def reference(self, ctx: Context) -> None:
-        ctx.values[self.out] = ctx.weights[self.table.name][ctx.tokens].copy()
+        rows = ctx.weights[self.table.name][ctx.tokens]  # (rows, width), a copy
+        if self.scale != 1:
+            rows = rows * rows.dtype.type(self.scale)
+        if self.positions:
+            rows = rows + ctx.weights[self.positions.name][ctx.positions]
+        ctx.values[self.out] = rows
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -1,0 +1,29 @@
+"""Qwen3: as Llama, with each head of queries and keys normed, and rotation of halves."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from phaseline.families.blocks import Decoder
+from phaseline.families.rope import read_rope
+from phaseline.families.spec import ModelSpec, Settings, decoder_spec
+from phaseline.files.base import TensorInfo
+from phaseline.program.ir import Program
+
+
+def spec_from(meta: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> ModelSpec:
+    """Sizes from the file's `qwen3.*` keys."""
+    s = Settings(meta, "qwen3")
+    spec = decoder_spec(s, tensors)
+    spec = replace(spec, rope=read_rope(s, spec.head_dim, spec.context, halves=True))
+    s.refuse_unread()
+    return spec
+
+
+def build(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> Program:
+    """The program of one step."""
+    d = Decoder(spec, tensors)
+    x = d.embed()
+    for _ in d.layers():
+        x = d.gated(d.attention(x, qk_norm="head"))
+    return d.finish(x)
