@@ -195,8 +195,8 @@ class NativeExecutor:
             biases = [weights.vector(b.name) for b in op.biases]
             outs = [n[o] for o in op.outs]
             residual = n[op.residual] if op.residual else -1
-            gate, act = _ACTS[op.gate], _ACTS[op.activation]
-            self._plan.add_linear(n[op.x], matrices, outs, norm, biases, gate, act, residual, layer)
+            gating, act = _ACTS[op.gate], _ACTS[op.activation]
+            self._plan.add_linear(n[op.x], matrices, outs, norm, biases, gating, act, residual, layer)
         elif isinstance(op, Attend):
             memory = self._pool.groups[op.group]
             self._plan.add_attend(
