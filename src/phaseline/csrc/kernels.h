@@ -12,8 +12,8 @@ namespace phaseline {
 // AVX-512 splits q = 128 * hi + lo into bytes (hi[32], lo[32]); the others keep 16-bit q, each four as 0 2 1 3.
 struct QuantBlock {
     float scale;
-    float sum;       // scale * (isum[0] + isum[1])
-    int32_t isum[2]; // sums of q over each half
+    float sum;        // scale times the sum of q
+    int32_t less[3];  // minus the sums of q over each half, and over all: times an offset, what codes count too much
     int8_t words[64];
 };
 

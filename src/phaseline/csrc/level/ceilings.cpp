@@ -45,7 +45,7 @@ double burn_quant(long n) {
     uint8_t raw[64];
     memset(raw, 3, sizeof raw);
     Bytes w = load_bytes(raw);
-    Dot<ROWS> dot;
+    Dot<ROWS, 0> dot(a, 2);
     for (long i = 0; i < n; i++) {
         dot.step(0, w, a);
 #if defined(__AVX2__)

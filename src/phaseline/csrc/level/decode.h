@@ -34,7 +34,7 @@ template <Codes C, int J> Bytes codes_at(const uint8_t* block, const Bytes& tabl
     return w;
 }
 
-// w = d * x + m.
+// w = d * x + m, but d * x - m for K2.
 struct Scale {
     Float d, m;
 };
@@ -54,7 +54,7 @@ template <Scales S, int H = 0> Scale scale_at(const uint8_t* panel, int b) {
         return {d * to_float(load_u8(own)), zero() - half(shared + 32) * to_float(load_u8(own + 16))};
     const Int nibbles = load_u8(own);
     const Float s = d * to_float(nibbles & splat_int(15)), t = to_float(shift_right<4>(nibbles));
-    if constexpr (S == Scales::K2) return {s, zero() - half(shared + 32) * t};
+    if constexpr (S == Scales::K2) return {s, half(shared + 32) * t};
     return {s, s * (t * splat(-0.125f))};
 }
 

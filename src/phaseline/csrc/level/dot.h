@@ -7,6 +7,11 @@ namespace PHASELINE_LEVEL {
 
 using phaseline::QuantBlock;
 
+template <int OFFSET> Int offset_sum(const QuantBlock& a, int part) {
+    if constexpr (OFFSET == 0) return splat_int(0);
+    else return shift_left<__builtin_ctz(OFFSET)>(splat_int(a.less[part]));
+}
+
 #if defined(__AVX512F__)
 
 inline __m512i splat_word(const int8_t* p) {
@@ -15,10 +20,15 @@ inline __m512i splat_word(const int8_t* p) {
     return _mm512_set1_epi32(v);
 }
 
-template <int M> struct Dot {
+// Of codes that lie OFFSET above their values. It starts from part 0 or 1 of `less`, a half, or 2, a whole block.
+template <int M, int OFFSET> struct Dot {
     __m512i hi[M], lo[M];
-    Dot() {
-        for (int r = 0; r < M; r++) hi[r] = lo[r] = _mm512_setzero_si512();
+    Dot(const QuantBlock* a, int part) {
+        for (int r = 0; r < M; r++) {
+            hi[r] = lo[r] = _mm512_setzero_si512();
+            if constexpr (OFFSET == 128) hi[r] = splat_int(a[r].less[part]).v;
+            else if constexpr (OFFSET != 0) lo[r] = offset_sum<OFFSET>(a[r], part).v;
+        }
     }
     void step(int j, Bytes w, const QuantBlock* a) {
 #pragma GCC unroll 8
@@ -57,10 +67,10 @@ inline __m256i splat_word(const int8_t* p) {
     return _mm256_set1_epi32(v);
 }
 
-template <int M> struct Dot {
+template <int M, int OFFSET> struct Dot {
     __m256i lo[M], hi[M];  // lanes 0-7 and 8-15
-    Dot() {
-        for (int r = 0; r < M; r++) lo[r] = hi[r] = _mm256_setzero_si256();
+    Dot(const QuantBlock* a, int part) {
+        for (int r = 0; r < M; r++) lo[r] = hi[r] = offset_sum<OFFSET>(a[r], part).lo;
     }
     void step(int j, Bytes w, const QuantBlock* a) {
         const __m256i m = _mm256_set1_epi16(0xff);
@@ -80,9 +90,11 @@ template <int M> struct Dot {
 
 #else
 
-template <int M> struct Dot {
+template <int M, int OFFSET> struct Dot {
     Int acc[M];
-    Dot() : acc{} {}
+    Dot(const QuantBlock* a, int part) {
+        for (int r = 0; r < M; r++) acc[r] = offset_sum<OFFSET>(a[r], part);
+    }
     void step(int j, const Bytes& w, const QuantBlock* a) {
         for (int r = 0; r < M; r++) {
             int16_t q[4];

@@ -13,18 +13,13 @@ namespace {
 constexpr size_t PREFETCH = 4096;  // bytes ahead in a panel, for few rows: the hardware stops at every small page
 
 // What one scale covers, the whole of a block or half `h` of it, joins the sums.
-template <Scales S, int OFFSET, int M>
-void join(const Dot<M>& dot, const Scale& s, [[maybe_unused]] int h, const QuantBlock* a, Float* acc) {
+template <Scales S, int M, int OFFSET>
+void join(const Dot<M, OFFSET>& dot, const Scale& s, [[maybe_unused]] int h, const QuantBlock* a, Float* acc) {
 #pragma GCC unroll 8
     for (int r = 0; r < M; r++) {
-        Int v = dot.value(r);
-        const int isum = has_halves(S) ? a[r].isum[h] : a[r].isum[0] + a[r].isum[1];
-        if constexpr (OFFSET != 0) v = v - splat_int(OFFSET * isum);
-        acc[r] = fma(to_float(v), s.d * splat(a[r].scale), acc[r]);
-        if constexpr (has_minimum(S)) {
-            const float sum = has_halves(S) ? a[r].scale * float(isum) : a[r].sum;
-            acc[r] = fma(s.m, splat(sum), acc[r]);
-        }
+        acc[r] = fma(to_float(dot.value(r)), s.d * splat(a[r].scale), acc[r]);
+        if constexpr (S == Scales::K2) acc[r] = fma(to_float(splat_int(a[r].less[h])), s.m * splat(a[r].scale), acc[r]);
+        else if constexpr (has_minimum(S)) acc[r] = fma(s.m, splat(a[r].sum), acc[r]);
     }
 }
 
@@ -39,20 +34,20 @@ void quant_tile(const Matrix& w, int panel, const QuantBlock* a, Float* y) {
     for (int b = 0; b < w.blocks; b++, codes += code_bytes(C), a += M) {
         if constexpr (M <= 2)
             for (size_t line = 0; line < code_bytes(C); line += 64) __builtin_prefetch(codes + PREFETCH + line);
-        Dot<M> dot;
+        Dot<M, OFFSET> dot(a, has_halves(S) ? 0 : 2);
         dot.step(0, codes_at<C, 0>(codes, table), a);
         dot.step(1, codes_at<C, 1>(codes, table), a);
         dot.step(2, codes_at<C, 2>(codes, table), a);
         dot.step(3, codes_at<C, 3>(codes, table), a);
         if constexpr (has_halves(S)) {
-            join<S, OFFSET, M>(dot, scale_at<S>(scales, b), 0, a, acc);
-            dot = Dot<M>();
+            join<S>(dot, scale_at<S>(scales, b), 0, a, acc);
+            dot = Dot<M, OFFSET>(a, 1);
         }
         dot.step(4, codes_at<C, 4>(codes, table), a);
         dot.step(5, codes_at<C, 5>(codes, table), a);
         dot.step(6, codes_at<C, 6>(codes, table), a);
         dot.step(7, codes_at<C, 7>(codes, table), a);
-        join<S, OFFSET, M>(dot, scale_at<S, has_halves(S)>(scales, b), 1, a, acc);
+        join<S>(dot, scale_at<S, has_halves(S)>(scales, b), 1, a, acc);
     }
     for (int r = 0; r < M; r++) y[r] = is_table(C) ? acc[r] * splat(w.format.unit) : acc[r];
 }

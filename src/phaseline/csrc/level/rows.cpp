@@ -50,9 +50,10 @@ void quantise(const float* x, QuantBlock& out) {
     for (int half = 0; half < 2; half++) {
         int32_t s = 0;
         for (int i = 0; i < 16; i++) s += q[16 * half + i];
-        out.isum[half] = s;
+        out.less[half] = -s;
     }
-    out.sum = out.scale * float(out.isum[0] + out.isum[1]);
+    out.less[2] = out.less[0] + out.less[1];
+    out.sum = out.scale * float(-out.less[2]);
     store_words(q, out.words);
 }
 

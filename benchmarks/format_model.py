@@ -1,0 +1,63 @@
+"""A llama of random weights in any one format: as large as asked, made in seconds, for timing alone."""
+
+from pathlib import Path
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFWriter, TokenType
+from numpy.typing import NDArray
+
+from phaseline.files.quant import Format
+
+WIDTH, FF, HEADS, KV_HEADS, VOCAB, CONTEXT = 1024, 3072, 16, 8, 2048, 2048
+DRAWN = 1 << 17  # blocks among which those of sane size are looked for
+
+
+def write(path: Path, format: Format, layers: int) -> dict[str, NDArray[np.uint8]]:
+    """Write the model and return its matrices, (rows, row bytes), but for the embedding. All layers share theirs."""
+    rng, kv = np.random.default_rng(format.id), KV_HEADS * WIDTH // HEADS
+    shapes = {"attn_q": (WIDTH, WIDTH), "attn_k": (kv, WIDTH), "attn_v": (kv, WIDTH), "attn_output": (WIDTH, WIDTH)}
+    shapes |= {"ffn_gate": (FF, WIDTH), "ffn_up": (FF, WIDTH), "ffn_down": (WIDTH, FF)}
+    of_layer = {name: random_matrix(rng, format, *shape) for name, shape in shapes.items()}
+    head = random_matrix(rng, format, VOCAB, WIDTH)
+    out = GGUFWriter(path, "llama")
+    out.add_context_length(CONTEXT)
+    out.add_embedding_length(WIDTH)
+    out.add_block_count(layers)
+    out.add_feed_forward_length(FF)
+    out.add_head_count(HEADS)
+    out.add_head_count_kv(KV_HEADS)
+    out.add_layer_norm_rms_eps(1e-5)
+    out.add_rope_freq_base(10000.0)
+    out.add_vocab_size(VOCAB)
+    _vocabulary(out)
+    matrices = {f"blk.{n}.{name}": raw for n in range(layers) for name, raw in of_layer.items()} | {"output": head}
+    for name, raw in {**matrices, "token_embd": head}.items():
+        plain = {"F32": np.float32, "F16": np.float16}.get(format.name)
+        values = raw.view(plain) if plain else raw
+        out.add_tensor(f"{name}.weight", values, raw_dtype=GGMLQuantizationType[format.name])
+    for name in [f"blk.{n}.{norm}_norm" for n in range(layers) for norm in ("attn", "ffn")] + ["output_norm"]:
+        out.add_tensor(f"{name}.weight", np.ones(WIDTH, np.float32))
+    out.write_header_to_file()
+    out.write_kv_data_to_file()
+    out.write_tensors_to_file()
+    out.close()
+    return matrices
+
+
+def random_matrix(rng: np.random.Generator, format: Format, rows: int, cols: int) -> NDArray[np.uint8]:
+    """Blocks of random bytes, but only such as hold numbers of about the wanted size: (rows, row bytes)."""
+    drawn = rng.integers(0, 256, (DRAWN, format.bytes), dtype=np.uint8)
+    size = np.concatenate([np.abs(format.decode_rows(some)).max(axis=1) for some in np.array_split(drawn, 16)])
+    sane = drawn[(size > cols**-0.5) & (size < 8 * cols**-0.5)]
+    return sane[rng.integers(0, len(sane), (rows, cols // format.block))].reshape(rows, -1)
+
+
+def _vocabulary(out: GGUFWriter) -> None:
+    """Letters alone, numbered: the prompts are ids."""
+    out.add_tokenizer_model("gpt2")
+    out.add_tokenizer_pre("gpt-2")
+    out.add_token_list([f"t{n}" for n in range(VOCAB)])
+    out.add_token_types([TokenType.NORMAL] * VOCAB)
+    out.add_token_merges(["a b"])
+    out.add_bos_token_id(0)
+    out.add_eos_token_id(1)
