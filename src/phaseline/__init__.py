@@ -1,8 +1,8 @@
 """Phaseline: an inference engine that runs prefill and decode each near its own limit, and a lab that proves it.
 
-    from phaseline import load, SamplingParams
-    engine = load("smollm2")
-    print(engine.generate("The capital of France is", SamplingParams(max_tokens=8)).text)
+from phaseline import load, SamplingParams
+engine = load("smollm2")
+print(engine.generate("The capital of France is", SamplingParams(max_tokens=8)).text)
 """
 
 from typing import TYPE_CHECKING, Any

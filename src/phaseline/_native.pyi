@@ -118,6 +118,23 @@ class Plan:
         residual: int,
         layer: int,
     ) -> None: ...
+    def add_latent(
+        self,
+        q: int,
+        c: int,
+        out: int,
+        rows: NDArray[Any],
+        group: int,
+        latent_layer: int,
+        k_b: Sequence[Matrix],
+        v_b: Sequence[Matrix],
+        norm: Norm,
+        frequencies: Sequence[float],
+        magnitude: float,
+        halves: bool,
+        scale: float,
+        layer: int,
+    ) -> None: ...
     def seal(self) -> None: ...
     def begin(
         self,

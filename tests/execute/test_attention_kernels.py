@@ -1,34 +1,20 @@
 """Attention at every level against exact arithmetic: shapes of heads, lengths around pages and splits, mixed steps."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from phaseline import _native
-from phaseline.execute.base import Executor
 from phaseline.program.step import Segment, Step, Want
-from support.attention import KINDS, NOTHING, TOKENS, Attention, Floats, shuffled
+from support.attention import KINDS, NOTHING, TOKENS, Attention, Floats
 from support.bounds import BF16, assert_within
+from support.page_steps import chunked, mixed_steps, shuffled
 from support.small_programs import assert_levels_agree, native, reference, same_bits
 
 HEADS = [(1, 1), (4, 2), (9, 3), (8, 1)]
 DIMS = [2, 16, 24, 64, 80, 128]
 CONTEXTS = (1, 31, 32, 33, 64, 511, 512, 513, 1100)
-
-
-def steps(rng: np.random.Generator) -> Iterator[tuple[Step, list[list[int]]]]:
-    """Steps over three slots, chunks and decodes mixed, with each segment's whole sequence so far."""
-    histories: dict[int, list[int]] = {0: [], 1: [], 2: []}
-    for plan in ([(2, 45), (0, 33)], [(0, 31), (2, 1), (1, 17)], [(1, 1), (0, 1), (2, 1)], [(2, 18), (1, 14), (0, 9)]):
-        segments = []
-        for slot, n in plan:
-            start, tokens = len(histories[slot]), rng.integers(0, TOKENS, n).tolist()
-            histories[slot] += tokens
-            segments.append(Segment(slot, start, tokens, Want.ALL))
-        yield Step(segments), [list(histories[slot]) for slot, _ in plan]
 
 
 @pytest.mark.parametrize("dim", DIMS)
@@ -46,7 +32,7 @@ def test_mixed_steps_over_shuffled_pages(kind: str, heads: int, kv_heads: int, d
     for executor in levels.values():  # whatever an earlier step left behind is no number
         executor.forward(Step([Segment(0, 0, [NOTHING] * 96, Want.NONE)]), table)
     exact = reference(file, program, pages=18)
-    for step, histories in steps(np.random.default_rng(dim)):
+    for step, histories in mixed_steps(np.random.default_rng(dim), TOKENS):
         want = exact.forward(step, table)[:, :width]
         bound = np.concatenate(
             [a.bound(h, len(s.tokens), stored) for h, s in zip(histories, step.segments, strict=True)]
@@ -55,17 +41,6 @@ def test_mixed_steps_over_shuffled_pages(kind: str, heads: int, kv_heads: int, d
         for got in results.values():
             assert_within(got, want, bound)
         assert_levels_agree(results)
-
-
-def chunked(executor: Executor, tokens: Sequence[int], table: NDArray[np.int32], ends: Sequence[int]) -> NDArray[Any]:
-    """The last row of each chunk, when the sequence enters in chunks that end at `ends`."""
-    starts = [0, *ends[:-1]]
-    return np.concatenate(
-        [
-            executor.forward(Step([Segment(0, start, tokens[start:end], Want.LAST)]), table)
-            for start, end in zip(starts, ends, strict=True)
-        ]
-    )
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -14,9 +14,10 @@ from phaseline.program.ir import Program, Rows, Value
 from phaseline.program.ops import Attend
 from phaseline.program.state import SlidingKV
 from phaseline.program.step import Segment, Step, Want
-from support.attention import KINDS, TOKENS, Attention, Floats, shuffled
+from support.attention import KINDS, TOKENS, Attention, Floats
 from support.bounds import BF16, assert_within
 from support.memory_file import MemoryFile
+from support.page_steps import shuffled
 from support.small_programs import Small, assert_levels_agree, native, reference, same_bits
 
 PAGE = NativeExecutor.page_size

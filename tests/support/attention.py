@@ -55,9 +55,3 @@ class Attention:
         """For the last `rows` positions of a sequence, (rows, heads * dim)."""
         q, k, v = (t[list(tokens)].astype(np.float64) for t in (self.q, self.k, self.v))
         return attention_bound(q[len(q) - rows :], k, v, self.scale, stored, self.window).reshape(rows, -1)
-
-
-def shuffled(slots: int, each: int, seed: int = 0) -> NDArray[np.int32]:
-    """A page table (slots, each) whose pages lie anywhere in a pool of twice as many."""
-    ids = np.random.default_rng(seed).permutation(2 * slots * each)[: slots * each]
-    return np.ascontiguousarray(ids.reshape(slots, each), np.int32)

@@ -106,7 +106,18 @@ def expert_bound(x: Floats, file: MemoryFile, gate: TensorInfo, up: TensorInfo, 
     return np.asarray(product_bound(np.abs(middle) + off, file, down) + off @ np.abs(w[2]).T)
 
 
-def attention_bound(q: Floats, k: Floats, v: Floats, scale: float, stored: float, window: int | None = None) -> Floats:
+def attention_bound(
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    scale: float,
+    stored: float,
+    window: int | None = None,
+    *,
+    q_off: Floats | float = 0.0,
+    k_off: Floats | float = 0.0,
+    v_off: Floats | float = 0.0,
+) -> Floats:
     """|computed - exact| of the last positions' attention, (rows, heads, dim).
 
     q: (rows, heads, dim), of positions len(k) - rows ..; k, v: (context, kv heads, dim). `stored`: relative error of a
@@ -116,27 +127,32 @@ def attention_bound(q: Floats, k: Floats, v: Floats, scale: float, stored: float
     sum p rho |v - out| / sum p / (1 - max rho). Sums over tokens, pages and splits then cost
     gamma(2 context + 8 pages) of the average of |v|, in numerator and denominator; a stored value moves by stored |v|.
     exp never falls under 2^-126: that much more, at most, for each position. A row that reads only the `window` latest
-    positions meets so many and no more, on one page more than they fill.
+    positions meets so many and no more, on one page more than they fill. `q_off`, `k_off` and `v_off`, shaped as
+    theirs: how far the kernel's own queries, keys and values are from the exact ones before they are stored.
     """
     rows, heads, dim = q.shape
     context, kv_heads, _ = k.shape
     read = min(context, window or context)
     pages = -(-read // 32) + 1
-    out = np.empty_like(q)
+    out = np.empty((rows, heads, v.shape[2]))
+    offs = [np.broadcast_to(off, x.shape) for off, x in ((q_off, q), (k_off, k), (v_off, v))]
     for h in range(heads):
-        keys, values = k[:, h // (heads // kv_heads)], v[:, h // (heads // kv_heads)]
+        kv = h // (heads // kv_heads)
+        keys, values = k[:, kv], v[:, kv]
         score = q[:, h] @ keys.T * scale  # (rows, context)
         behind = np.arange(context - rows, context)[:, None] - np.arange(context)  # (rows, context)
         hidden = (behind < 0) | (behind >= (window or context))
         p = np.where(hidden, 0, np.exp(score - np.where(hidden, -np.inf, score).max(axis=1, keepdims=True)))
         p /= p.sum(axis=1, keepdims=True)
         spread = np.where(hidden, 0, score).max(axis=1) - np.where(hidden, 0, score).min(axis=1)
-        magnitude = np.abs(q[:, h]) @ np.abs(keys).T * abs(scale)
-        argument = (stored + (1 + stored) * gamma(2 * dim + 2)) * magnitude + U * spread[:, None]
+        exact = np.abs(q[:, h]) @ np.abs(keys).T * abs(scale)
+        magnitude = (np.abs(q[:, h]) + offs[0][:, h]) @ (np.abs(keys) + offs[1][:, kv]).T * abs(scale)
+        rounding = stored + (1 + stored) * gamma(2 * dim + 2)
+        argument = rounding * magnitude + magnitude - exact + U * spread[:, None]
         rho = np.expm1(argument + (pages + 1) * (EXP + 3 * U))  # (rows, context)
         mean, size = p @ values, p @ np.abs(values)
         apart = np.matmul((p * rho)[:, None, :], np.abs(values - mean[:, None, :]))[:, 0]  # (rows, dim)
-        moved = apart / (1 - rho.max(axis=1, initial=0, where=~hidden))[:, None]
+        moved = apart / (1 - rho.max(axis=1, initial=0, where=~hidden))[:, None] + offs[2][:, kv].max(axis=0)
         sums = 2 * gamma(2 * read + 8 * pages) + stored
         out[:, h] = moved + sums * (size + moved) + read * 2.0**-126 * np.abs(values).max()
     return out

@@ -34,6 +34,10 @@ class MemoryFile:
         raw = np.ascontiguousarray(encode(rng, format, rows, cols, std)).view(np.uint8).reshape(rows, -1)
         return self._keep(name, format, raw, (rows, cols))
 
+    def add_raw(self, name: str, format: str, raw: NDArray[np.uint8], shape: tuple[int, ...]) -> TensorInfo:
+        """A tensor whose encoded rows are known."""
+        return self._keep(name, format, raw, shape)
+
     def stack(self, name: str, parts: Sequence[TensorInfo]) -> TensorInfo:
         """Matrices of one shape and format, one below the other: (parts, rows, cols)."""
         raw = np.concatenate([self._raw[part.name] for part in parts])

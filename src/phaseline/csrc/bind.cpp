@@ -106,6 +106,16 @@ template <class Array> KvLayer kv_layer(Array& keys, Array& values, int layer, i
             static_cast<uint8_t*>(values.data()) + at, kv_heads, head_dim, padded, type, page_bytes};
 }
 
+LatentLayer latent_layer(nb::ndarray<nb::ndim<4>, nb::c_contig>& rows, int layer, int rank, int width) {
+    const size_t bytes = rows.itemsize();
+    const LatentLayer kv{static_cast<uint8_t*>(rows.data()) + size_t(layer) * size_t(rows.stride(1)) * bytes, rank, width,
+                         bytes == 2 ? KvType::BF16 : KvType::F32, size_t(rows.stride(0)) * bytes};
+    if (size_t(layer) >= rows.shape(1) || rows.shape(2) != PAGE || rows.shape(3) != size_t(kv.padded_width()) ||
+        (bytes != 2 && bytes != 4))
+        throw nb::value_error("the state's array does not have the shape that the kernels want");
+    return kv;
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
@@ -201,6 +211,18 @@ NB_MODULE(_native, m) {
                                 &gate, &up, &down, experts, added}), layer);
         }, "gate"_a, "up"_a, "down"_a, "experts"_a, "x"_a, "chosen"_a, "shares"_a, "out"_a, "norm"_a.none(),
            "residual"_a, "layer"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
+        .def("add_latent", [](Plan& p, int q, int c, int out, nb::ndarray<nb::ndim<4>, nb::c_contig> rows, int group,
+                              int latent_layer_index, std::vector<const Matrix*> k_b, std::vector<const Matrix*> v_b,
+                              const NormWeights& norm, std::vector<double> frequencies, double magnitude, bool halves,
+                              float scale, int layer) {
+            if (group < 0 || size_t(group) >= p.groups().size()) throw nb::value_error("no such state group");
+            const int rank = int(norm.weight.size()), width = int(p.value(c).rows.stride), heads = int(k_b.size());
+            const int turned = 2 * int(frequencies.size());
+            const size_t angles_at = turned ? p.add_rotation(std::move(frequencies), magnitude) : 0;
+            p.add(make_latent({&p.value(q), &p.value(c), &p.value(out), latent_layer(rows, latent_layer_index, rank, width),
+                               group, heads, norm, std::move(k_b), std::move(v_b), turned, halves, angles_at, scale}), layer);
+        }, "q"_a, "c"_a, "out"_a, "rows"_a, "group"_a, "latent_layer"_a, "k_b"_a, "v_b"_a, "norm"_a, "frequencies"_a,
+           "magnitude"_a, "halves"_a, "scale"_a, "layer"_a, nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>())
         .def("seal", &Plan::seal)
         .def("begin", &begin, "tokens"_a, "segments"_a, "wanted"_a, "pages"_a, "logits"_a, "vocab"_a)
         .def("run", &run, "first"_a, "last"_a, "by_row"_a = false, "experts_by_row"_a = false, "seconds"_a = nb::none())

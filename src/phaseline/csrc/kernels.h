@@ -83,6 +83,20 @@ struct KvLayer {
     }
 };
 
+// One layer's part of latent pages: a token's row, which all heads share, is `width` elements, of which the first `rank`
+// are its value too; padded to whole strips of 32.
+//   bf16 [token][width / 32][16][2], columns d and d + 16 of a strip side by side;  f32 [token][width]
+struct LatentLayer {
+    static constexpr int STRIP = 32;
+    uint8_t* rows;
+    int rank, width;
+    KvType type;
+    size_t page_bytes;  // from one page to the next, all layers between
+    int padded_width() const { return (width + STRIP - 1) / STRIP * STRIP; }
+    int padded_rank() const { return (rank + STRIP - 1) / STRIP * STRIP; }
+    uint8_t* page(int p) const { return rows + size_t(p) * page_bytes; }
+};
+
 constexpr int EVERYTHING = 0x7fffffff;
 
 // A tile of up to `tile_rows` queries of one segment that share key head `kv_head`. Query i (row * group + g) of the
@@ -142,10 +156,13 @@ struct Kernels {
     void (*store_kv)(const KvLayer& kv, const float* k, const float* v, int page, int offset);
     // Positions split * SPLIT .. of the tile's queries into `into`. Scratch: attend_scratch() floats.
     void (*attend)(const KvLayer& kv, const QueryTile& t, int split, Partial& into, float* scratch);
+    // The same for rows of a latent and for queries as wide as those.
+    void (*store_latent)(const LatentLayer& kv, const float* x, int page, int offset);
+    void (*attend_latent)(const LatentLayer& kv, const QueryTile& t, int split, Partial& into, float* scratch);
     // a := a merged with the next split b.
     void (*merge)(Partial& a, const Partial& b, int count, int padded_dim);
-    // Divide by the sums and write the tile's rows of `out`.
-    void (*finish)(const KvLayer& kv, const QueryTile& t, const Partial& a);
+    // Divide by the sums and write the tile's rows of `out`, `dim` elements of each query's `padded_dim`.
+    void (*finish)(const QueryTile& t, const Partial& a, int dim, int padded_dim);
     // One row's choice, best first; scratch: route_scratch() floats.
     void (*route)(const RouteSpec& s, const float* logits, float* chosen, float* shares, float* scratch);
     // residual + the weighted answers, in their order.

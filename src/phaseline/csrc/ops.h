@@ -77,4 +77,18 @@ struct ExpertsSpec {
 };
 std::unique_ptr<Op> make_experts(ExpertsSpec spec);
 
+struct LatentSpec {
+    Value *q, *c, *out;
+    LatentLayer kv;
+    int group;                // of the state
+    int heads;
+    NormWeights norm;         // of the latent, (rank,)
+    std::vector<const Matrix*> k_b, v_b;  // of each head: (rank, nope) and (value, rank)
+    int turned;               // entries of a query's end, and of a row's, that turn: all or none
+    bool halves;
+    size_t angles_at;
+    float scale;
+};
+std::unique_ptr<Op> make_latent(LatentSpec spec);
+
 }  // namespace phaseline

@@ -46,7 +46,7 @@ void Plan::add(std::unique_ptr<Op> op, int layer) {
 }
 
 void Plan::seal() {
-    size_t tokens = 0, wanted = 0, prepared = 0, scratch = 0;
+    size_t tokens = 0, wanted = 0, prepared = 0, fixed = 0, scratch = 0;
     for (size_t i = 0; i < values_.size(); i++) {
         if (values_[i].get() == output_) continue;
         size_t& share = values_[i]->wanted ? wanted : tokens;
@@ -54,6 +54,7 @@ void Plan::seal() {
     }
     for (const auto& op : ops_) {
         prepared = std::max(prepared, op->prepared_row_bytes());
+        fixed = std::max(fixed, op->prepared_bytes());
         scratch = std::max(scratch, op->scratch_floats());
     }
     arena_.resize(tokens * size_t(max_rows_));
@@ -63,7 +64,7 @@ void Plan::seal() {
         values_[i]->rows.data = values_[i]->wanted ? wanted_arena_.data() + columns_[i] * size_t(max_wanted_)
                                                    : arena_.data() + columns_[i] * size_t(max_rows_);
     }
-    prepared_.resize(prepared * size_t(std::max(max_rows_, max_wanted_)) + 64);
+    prepared_.resize(std::max(fixed, prepared * size_t(std::max(max_rows_, max_wanted_)) + 64));
     scratch_.assign(size_t(team_.size()), std::vector<float>(scratch));
     angles_.resize(angle_stride_ * size_t(max_rows_));
 }
@@ -103,7 +104,7 @@ bool Plan::run(int a, int b, bool by_row, bool experts_by_row, const std::functi
     std::atomic<long> stop_at{-1};
     team_.run([&](int thread) {
         Run run{team_, kernels_, step_, row_segments_, angles_, angle_stride_, prepared_.data(),
-                scratch_[size_t(thread)].data(), 0, step_.rows, experts_by_row};
+                partials_, scratch_[size_t(thread)].data(), 0, step_.rows, experts_by_row};
         auto asked = Clock::now();
         long done = 0;
         const auto one = [&](int op) {

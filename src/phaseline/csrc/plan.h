@@ -36,6 +36,22 @@ struct StepData {
     const int32_t* pages_of(int group, int slot) const { return pages + (size_t(group) * slots + size_t(slot)) * max_pages; }
 };
 
+// Unfinished softmaxes of one operation's splits; the memory serves all operations in turn.
+class Partials {
+  public:
+    // At least `count` of `floats` each. One thread makes room; the others wait for it.
+    void reserve(size_t count, size_t floats) {
+        if (floats_.size() < count * floats) floats_.resize(count * floats);
+        partials_.resize(count);
+        for (size_t i = 0; i < count; i++) partials_[i].out = floats_.data() + i * floats;
+    }
+    Partial& operator[](long i) { return partials_[size_t(i)]; }
+
+  private:
+    std::vector<Partial> partials_;
+    std::vector<float> floats_;
+};
+
 // The memory and the team that operations share while a step runs; rows r0 .. r1-1 of the step are being computed.
 struct Run {
     Team& team;
@@ -45,6 +61,7 @@ struct Run {
     const std::vector<float>& angles;          // per row, for each rotation in turn, its cosines, then its sines
     size_t angle_stride;
     uint8_t* prepared;
+    Partials& partials;
     float* scratch;                            // of the calling thread
     int r0, r1;
     bool experts_by_row;                       // a control: each row reads its own experts
@@ -62,6 +79,7 @@ class Op {
     // Called on every thread at once; must end with a barrier.
     virtual void run(const Run& run) = 0;
     virtual size_t prepared_row_bytes() const { return 0; }
+    virtual size_t prepared_bytes() const { return 0; }  // whatever the number of rows
     virtual size_t scratch_floats() const { return 0; }
     virtual void begin() {}                                            // a step
     virtual const ExpertReads* expert_reads() const { return nullptr; }  // since then; null: has no experts
@@ -128,6 +146,7 @@ class Plan {
     Value* output_ = nullptr;
     std::vector<float> arena_, wanted_arena_, angles_;
     std::vector<uint8_t> prepared_;
+    Partials partials_;
     std::vector<std::vector<float>> scratch_;  // one per thread
     size_t angle_stride_ = 0;
     StepData step_;

@@ -19,16 +19,19 @@ from phaseline.program.ops import (
     Attend,
     Embed,
     Experts,
+    HeadWeights,
+    LatentAttend,
     LayerNorm,
     Linear,
     Norm,
     Normalise,
     Op,
     Rope,
+    RopeSpec,
     Route,
     SelectRows,
 )
-from phaseline.program.state import PagedKV, SlidingKV, StateSpec
+from phaseline.program.state import PagedKV, PagedLatent, SlidingKV, StateSpec
 from phaseline.program.step import Step
 from phaseline.state.pool import Pool
 
@@ -56,9 +59,11 @@ def check_level(level: str) -> str:
 
 
 def padded_state(spec: StateSpec) -> StateSpec:
-    """A state group as the kernels lay it out: head size rounded up to whole vectors."""
+    """A state group as the kernels lay it out: head size, or width of a latent, rounded up to whole vectors."""
     if isinstance(spec, PagedKV):
         return replace(spec, head_dim=-(-spec.head_dim // 16) * 16)
+    if isinstance(spec, PagedLatent):
+        return replace(spec, width=-(-spec.width // 32) * 32)
     raise UnsupportedError(f"no native kernel keeps {type(spec).__name__}")
 
 
@@ -182,10 +187,7 @@ class NativeExecutor:
         elif isinstance(op, SelectRows):
             self._plan.add_select(n[op.x], n[op.out], layer)
         elif isinstance(op, Rope):
-            rope = op.rope
-            factors = np.array(weights.vector(rope.factors.name)) if rope.factors else None
-            frequencies = rope.frequencies(factors).tolist()
-            self._plan.add_rope(n[op.x], n[op.out], op.head_dim, frequencies, rope.magnitude, rope.halves, layer)
+            self._plan.add_rope(n[op.x], n[op.out], op.head_dim, *weights.rotation(op.rope), layer)
         elif isinstance(op, Normalise):
             residual = n[op.residual] if op.residual else -1
             self._plan.add_normalise(n[op.x], n[op.out], weights.norm(op.norm), residual, layer)
@@ -216,6 +218,13 @@ class NativeExecutor:
                 gate, up, down, op.gate.shape[0], n[op.x], n[op.chosen], n[op.shares], n[op.out],
                 norm, n[op.residual] if op.residual else -1, layer,
             )  # fmt: skip
+        elif isinstance(op, LatentAttend):
+            rows = self._pool.groups[op.group]["rows"]
+            frequencies, magnitude, halves = weights.rotation(op.rope) if op.rope else ([], 1.0, False)
+            self._plan.add_latent(
+                n[op.q], n[op.c], n[op.out], rows, op.group, op.layer, weights.heads(op.k_b), weights.heads(op.v_b),
+                weights.norm(op.norm), frequencies, magnitude, halves, op.scale, layer,
+            )  # fmt: skip
         else:
             raise UnsupportedError(f"no native kernel runs {type(op).__name__}")
 
@@ -237,9 +246,28 @@ class _Weights:
             self._file.release(name)
         return self._matrices[name]
 
+    def rotation(self, rope: RopeSpec) -> tuple[list[float], float, bool]:
+        """Frequencies, magnitude, and whether pairs are halves."""
+        factors = np.array(self.vector(rope.factors.name)) if rope.factors else None
+        return rope.frequencies(factors).tolist(), rope.magnitude, rope.halves
+
     def norm(self, norm: Norm) -> _native.Norm:
         bias = self.vector(norm.bias.name) if isinstance(norm, LayerNorm) else []
         return _native.Norm(self.vector(norm.weight.name), bias, norm.eps)
+
+    def heads(self, weights: HeadWeights) -> list[_native.Matrix]:
+        """One matrix for each head. To transpose, plain types move as they are; blocks are decoded to float32."""
+        info = weights.tensor
+        format, raw = info.format.name, self._file.raw(info.name)
+        if weights.transposed and info.format.block > 1:
+            format, raw = "F32", self._file.float32(info.name).reshape(len(raw), -1).view(np.uint8)
+        if weights.transposed:
+            raw = raw.view(np.dtype(f"V{raw.shape[1] // info.shape[-1]}"))  # whole elements
+        parts = np.ascontiguousarray(weights.cut(raw)).view(np.uint8)  # (heads, outputs, bytes)
+        cols = weights.shape[-1]
+        matrices = [_native.pack(format, part, cols, self._team, self._store) for part in parts]
+        self._file.release(info.name)
+        return matrices
 
     def vector(self, name: str) -> list[float]:
         values: list[float] = self._file.float32(name).tolist()

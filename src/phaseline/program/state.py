@@ -57,3 +57,21 @@ class SlidingKV(PagedKV):
 
     def oldest(self, length: int) -> int:
         return max(0, length + 1 - self.window)
+
+
+@dataclass(frozen=True)
+class PagedLatent:
+    """One row of `width` elements per token and layer, for all heads: any full page is a point to resume from."""
+
+    layers: int
+    width: int
+
+    def arrays(self, page_size: int) -> Mapping[str, tuple[int, ...]]:
+        """Rows: (layers, page size, width)."""
+        return {"rows": (self.layers, page_size, self.width)}
+
+    def elements(self, tokens: int) -> int:
+        return self.layers * self.width * tokens
+
+    def oldest(self, length: int) -> int:
+        return 0

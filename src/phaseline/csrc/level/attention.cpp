@@ -1,6 +1,6 @@
 // Softmax attention over pages. A query reads its context page by page, in splits of fixed length, in one order: its
 // bits do not depend on the chunk it came in, on its neighbours in the tile or on who merges the splits.
-#include "simd.h"
+#include "softmax.h"
 #include "table.h"
 
 namespace PHASELINE_LEVEL {
@@ -8,8 +8,6 @@ namespace PHASELINE_LEVEL {
 using namespace phaseline;
 
 namespace {
-
-constexpr float NOTHING = -1e30f;  // the largest score of no score: finite, so that differences stay numbers
 
 struct Bf16 {
     using Element = uint16_t;
@@ -88,12 +86,6 @@ void add_values(const typename T::Element* values, const float* p, const float* 
         for (int w = 0; w < W; w++) store(out + r * dim + d + w * LANES, acc[r][w]);
 }
 
-int lanes(int n) { return n < 0 ? 0 : n > LANES ? LANES : n; }
-// Lanes first .. last-1 of x, as far as there are such; `other` elsewhere.
-Float within(int first, int last, Float x, Float other) {
-    return first_lanes(lanes(first), other, first_lanes(lanes(last), x, other));
-}
-
 template <class T, int M>
 void attend_tile(const KvLayer& kv, const QueryTile& t, int split, Partial& into, float* scratch) {
     const int dim = kv.padded_dim;
@@ -121,26 +113,8 @@ void attend_tile(const KvLayer& kv, const QueryTile& t, int split, Partial& into
         const auto* values = reinterpret_cast<const typename T::Element*>(kv.head(kv.values, page, t.kv_head));
         page_scores<T, M>(keys, q, kv.head_dim, scores);
         float shrink[M];
-        for (int r = 0; r < M; r++) {
-            float* s = scores + r * PAGE;
-            const int from = oldest[r] - at, to = limit[r] - at;  // tokens of this page that it reads, perhaps none
-            const Float s0 = within(from, to, load(s), splat(NOTHING));
-            const Float s1 = within(from - LANES, to - LANES, load(s + LANES), splat(NOTHING));
-            const float top = largest(max(s0, s1)), before = into.largest[r];
-            const float now = top > before ? top : before;
-            const Float p0 = within(from, to, exp(s0 - splat(now)), zero());
-            const Float p1 = within(from - LANES, to - LANES, exp(s1 - splat(now)), zero());
-            shrink[r] = 1.0f;
-            if (now != before) {
-                float e[LANES];
-                store(e, exp(splat(before - now)));
-                shrink[r] = e[0];
-            }
-            into.largest[r] = now;
-            into.sum[r] = into.sum[r] * shrink[r] + sum(p0 + p1);
-            store(s, p0);
-            store(s + LANES, p1);
-        }
+        for (int r = 0; r < M; r++)
+            shrink[r] = weigh_page(scores + r * PAGE, oldest[r] - at, limit[r] - at, into.largest[r], into.sum[r]);
         int d = 0;
         for (; d + LANES * WIDE <= dim; d += LANES * WIDE) add_values<T, M, WIDE>(values, scores, shrink, tokens, dim, d, into.out);
         if (d < dim) add_values<T, M, 1>(values, scores, shrink, tokens, dim, d, into.out);
@@ -195,14 +169,14 @@ void merge(Partial& a, const Partial& b, int count, int padded_dim) {
     }
 }
 
-void finish(const KvLayer& kv, const QueryTile& t, const Partial& a) {
+void finish(const QueryTile& t, const Partial& a, int dim, int padded_dim) {
     for (int r = 0; r < t.count; r++) {
         const int i = t.first + r;
-        float* out = t.out.row(t.first_row + i / t.group) + (t.kv_head * t.group + i % t.group) * kv.head_dim;
+        float* out = t.out.row(t.first_row + i / t.group) + (t.kv_head * t.group + i % t.group) * dim;
         const Float inverse = splat(1.0f / a.sum[r]);
-        for (int d = 0; d < kv.head_dim; d += LANES) {
-            const int lanes = kv.head_dim - d < LANES ? kv.head_dim - d : LANES;
-            store_first(out + d, lanes, load(a.out + r * kv.padded_dim + d) * inverse);
+        for (int d = 0; d < dim; d += LANES) {
+            const int lanes = dim - d < LANES ? dim - d : LANES;
+            store_first(out + d, lanes, load(a.out + r * padded_dim + d) * inverse);
         }
     }
 }

@@ -18,10 +18,13 @@ void rope(const float* x, float* out, const float* angles, int heads, int head_d
 void store_kv(const phaseline::KvLayer& kv, const float* k, const float* v, int page, int offset);
 void attend(const phaseline::KvLayer& kv, const phaseline::QueryTile& t, int split, phaseline::Partial& into,
             float* scratch);
+void store_latent(const phaseline::LatentLayer& kv, const float* x, int page, int offset);
+void attend_latent(const phaseline::LatentLayer& kv, const phaseline::QueryTile& t, int split, phaseline::Partial& into,
+                   float* scratch);
 void merge(phaseline::Partial& a, const phaseline::Partial& b, int count, int padded_dim);
-void finish(const phaseline::KvLayer& kv, const phaseline::QueryTile& t, const phaseline::Partial& a);
 void route(const phaseline::RouteSpec& s, const float* logits, float* chosen, float* shares, float* scratch);
 void combine(const phaseline::Combination& c, float* out);
+void finish(const phaseline::QueryTile& t, const phaseline::Partial& a, int dim, int padded_dim);
 double burn_float(long n);
 double burn_quant(long n);
 double read(const uint8_t* data, size_t bytes);

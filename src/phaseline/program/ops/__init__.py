@@ -3,6 +3,7 @@
 from phaseline.program.ops.attention import Attend
 from phaseline.program.ops.base import Context, Cost, Op, Span, Work
 from phaseline.program.ops.experts import Experts, Route, Router, experts, route
+from phaseline.program.ops.latent import HeadWeights, LatentAttend
 from phaseline.program.ops.linear import Activation, Linear, linear
 from phaseline.program.ops.norm import LayerNorm, Norm, Normalise, RMSNorm, normalise
 from phaseline.program.ops.rope import Rope, RopeSpec, Yarn
@@ -15,6 +16,8 @@ __all__ = [
     "Cost",
     "Embed",
     "Experts",
+    "HeadWeights",
+    "LatentAttend",
     "LayerNorm",
     "Linear",
     "Norm",

@@ -1,6 +1,7 @@
 """Rotary positions, and the ways of stretching them over longer contexts."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +75,18 @@ class RopeSpec:
         ways += [f"yarn {self.yarn.factor:g}"] if self.yarn else []
         return ", ".join(ways)
 
+    def rotate(self, x: Array, positions: Array, weights: Mapping[str, Array]) -> Array:
+        """x, of shape (rows, heads, head size), turned."""
+        y, dims = x.copy(), self.dims
+        factors = weights[self.factors.name] if self.factors else None
+        angle = (positions[:, None] * self.frequencies(factors))[:, None, :]  # (rows, 1, dims / 2), float64
+        cos, sin = ((self.magnitude * turn(angle)).astype(x.dtype) for turn in (np.cos, np.sin))
+        first: Any = np.s_[..., : dims // 2] if self.halves else np.s_[..., 0:dims:2]
+        second: Any = np.s_[..., dims // 2 : dims] if self.halves else np.s_[..., 1:dims:2]
+        y[first] = x[first] * cos - x[second] * sin
+        y[second] = x[first] * sin + x[second] * cos
+        return y
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Rope:
@@ -100,14 +113,6 @@ class Rope:
         return Cost(flops=3 * work.rows * self.x.width)
 
     def reference(self, ctx: Context) -> None:
-        x, dims = ctx.values[self.x], self.rope.dims
-        y = x.reshape(len(x), -1, self.head_dim).copy()  # (rows, heads, head_dim)
-        factors = ctx.weights[self.rope.factors.name] if self.rope.factors else None
-        angle = (ctx.positions[:, None] * self.rope.frequencies(factors))[:, None, :]  # (rows, 1, dims / 2), float64
-        cos, sin = ((self.rope.magnitude * turn(angle)).astype(x.dtype) for turn in (np.cos, np.sin))
-        first: Any = np.s_[..., : dims // 2] if self.rope.halves else np.s_[..., 0:dims:2]
-        second: Any = np.s_[..., dims // 2 : dims] if self.rope.halves else np.s_[..., 1:dims:2]
-        a, b = y[first].copy(), y[second].copy()
-        y[first] = a * cos - b * sin
-        y[second] = a * sin + b * cos
+        x = ctx.values[self.x]
+        y = self.rope.rotate(x.reshape(len(x), -1, self.head_dim), ctx.positions, ctx.weights)
         ctx.values[self.out] = y.reshape(x.shape)
