@@ -1,13 +1,10 @@
 """The tokenizer against llama.cpp, against its public cases, and against what each rule of a vocabulary says."""
 
-import json
-import urllib.request
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import xllamacpp
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex
@@ -17,9 +14,8 @@ from phaseline.errors import FileFormatError, RequestError, UnsupportedError
 from phaseline.files.gguf import open_gguf
 from phaseline.files.pretokenizers import SPLITTINGS, splitting
 from phaseline.files.tokenizer import Tokenizer
+from support.llamacpp import LlamaCpp, llamacpp
 from support.vocab_cases import CASES, public_vocab_dir, read_cases, tiny_metadata
-
-Post = Callable[[str, dict[str, Any]], Any]  # (path, body) -> answer
 
 CORPUS = [
     "",
@@ -43,20 +39,9 @@ TEXTS = st.text() | st.text(SCRIPTS) | st.lists(st.sampled_from(CORPUS)).map("".
 
 
 @pytest.fixture(scope="module")
-def llama_cpp(smollm2_path: Path) -> Post:
-    """llama.cpp with SmolLM2, by the requests its server takes."""
-    params = xllamacpp.CommonParams()
-    params.model.path = str(smollm2_path)
-    params.n_ctx, params.n_parallel, params.warmup = 256, 1, False
-    server = xllamacpp.Server(params)
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-    def post(path: str, body: dict[str, Any]) -> Any:
-        request = urllib.request.Request(f"{server.listening_address}/{path}", json.dumps(body).encode())
-        with direct.open(request) as answer:
-            return json.load(answer)
-
-    return post
+def llama_cpp(smollm2_path: Path) -> Iterator[LlamaCpp]:
+    with llamacpp(smollm2_path, context=256) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -85,19 +70,15 @@ def test_public_cases(vocab_dir: Path, name: str) -> None:
 
 @settings(max_examples=300)
 @given(TEXTS, st.booleans())
-def test_agrees_with_llama_cpp(llama_cpp: Post, smollm2: Tokenizer, text: str, special: bool) -> None:
-    reference = llama_cpp("tokenize", {"content": text, "parse_special": special, "add_special": False})
-    assert smollm2.encode(text, special=special) == reference["tokens"]
+def test_agrees_with_llama_cpp(llama_cpp: LlamaCpp, smollm2: Tokenizer, text: str, special: bool) -> None:
+    assert smollm2.encode(text, special=special) == llama_cpp.tokenize(text, special=special)[0]
 
 
 @pytest.mark.parametrize("special", [True, False])
 @pytest.mark.parametrize("text", CORPUS)
-def test_agrees_with_llama_cpp_on_a_corpus(llama_cpp: Post, smollm2: Tokenizer, text: str, special: bool) -> None:
-    body = {"content": text, "parse_special": special, "add_special": False, "with_pieces": True}
-    reference = llama_cpp("tokenize", body)["tokens"]
-    pieces = [p.encode() if isinstance(p := token["piece"], str) else bytes(p) for token in reference]
-    ids = smollm2.encode(text, special=special)
-    assert ids == [token["id"] for token in reference]
+def test_agrees_with_llama_cpp_on_a_corpus(llama_cpp: LlamaCpp, smollm2: Tokenizer, text: str, special: bool) -> None:
+    ids, pieces = llama_cpp.tokenize(text, special=special)
+    assert smollm2.encode(text, special=special) == ids
     assert [smollm2.token_bytes(id, skip_special=False) for id in ids] == pieces
 
 

@@ -1,4 +1,4 @@
-"""llama.cpp as a black box: its server in this process, asked over HTTP with token ids."""
+"""llama.cpp as a black box: its server in this process, asked over HTTP."""
 
 import json
 import urllib.request
@@ -10,7 +10,7 @@ from typing import Any
 
 class LlamaCpp:
     def __init__(self, address: str) -> None:
-        self._url = address + "/completion"
+        self._address = address
 
     def greedy(self, prompt: Sequence[int], tokens: int) -> list[int]:
         """The next `tokens` ids, each the most likely."""
@@ -23,10 +23,20 @@ class LlamaCpp:
         best = reply["completion_probabilities"][0]["top_logprobs"]
         return [int(b["id"]) for b in best], [float(b["logprob"]) for b in best]
 
+    def tokenize(self, text: str, *, special: bool = True, bos: bool = False) -> tuple[list[int], list[bytes]]:
+        """The ids of `text` and what each adds to it."""
+        body = {"content": text, "parse_special": special, "add_special": bos, "with_pieces": True}
+        tokens = self._post("tokenize", body)["tokens"]
+        pieces = [piece.encode() if isinstance(piece := token["piece"], str) else bytes(piece) for token in tokens]
+        return [int(token["id"]) for token in tokens], pieces
+
     def _ask(self, prompt: Sequence[int], **options: Any) -> Any:
-        body = json.dumps({"prompt": list(prompt), "temperature": 0, **options}).encode()
-        request = urllib.request.Request(self._url, body, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=60) as reply:
+        return self._post("completion", {"prompt": list(prompt), "temperature": 0, **options})
+
+    def _post(self, path: str, body: dict[str, Any]) -> Any:
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{self._address}/{path}", json.dumps(body).encode(), headers)
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as reply:
             return json.load(reply)
 
 

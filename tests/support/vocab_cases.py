@@ -5,8 +5,9 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tokenizers.pre_tokenizers import ByteLevel
@@ -29,6 +30,22 @@ def tiny_metadata(*tokens: str, merges: Sequence[str] = (), **keys: Any) -> dict
         "merges": list(merges),
         "bos_token_id": len(normal),
         "eos_token_id": len(normal) + 1,
+    }
+    return {f"tokenizer.ggml.{key}": value for key, value in (meta | keys).items() if value is not None}
+
+
+def tiny_spm_metadata(ranked: Mapping[str, float] = MappingProxyType({}), /, **keys: Any) -> dict[str, Any]:
+    """Metadata of an SPM vocabulary: BOS, EOS, <unk>, 256 bytes, the texts `ranked` by score, a user-defined <tool>.
+
+    `keys` are added, or replace what is here, below "tokenizer.ggml."; None leaves a key out.
+    """
+    meta = {
+        "model": "llama",
+        "tokens": ["<s>", "</s>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *ranked, "<tool>"],
+        "scores": [0.0] * 259 + [*map(float, ranked.values()), 0.0],
+        "token_type": [3, 3, 2, *[6] * 256, *[1] * len(ranked), 4],
+        "bos_token_id": 0,
+        "eos_token_id": 1,
     }
     return {f"tokenizer.ggml.{key}": value for key, value in (meta | keys).items() if value is not None}
 
