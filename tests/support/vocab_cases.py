@@ -12,7 +12,10 @@ from typing import Any
 
 from tokenizers.pre_tokenizers import ByteLevel
 
-CASES = ("gpt-2", "llama-bpe", "llama-spm", "mpt", "phi-3", "qwen2", "refact", "starcoder")
+CASES = (
+    *("command-r", "deepseek-coder", "deepseek-llm", "gpt-2", "llama-bpe", "llama-spm"),
+    *("mpt", "phi-3", "qwen2", "refact", "starcoder"),
+)
 _SOURCE = "llama-cpp-python==0.3.16"  # its source distribution carries llama.cpp's models/ggml-vocab-* files
 
 

@@ -45,11 +45,20 @@ class LibraryCodec:
 
 
 def library_encode(library: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
-    """RequestError if `text` is not valid Unicode."""
+    """RequestError if `text` is not valid Unicode, or a pattern of the tokenizer gives up on it."""
     try:
         return library.encode(text, add_special_tokens=False)
     except TypeError:  # the one thing it can't take in a str
         raise RequestError("the text is not valid Unicode: it holds half of a surrogate pair") from None
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        raise RequestError(f"the text has a run too long for the tokenizer's pattern: {error}") from None
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether the library broke down. The class of these errors can't be imported."""
+    return type(error).__name__ == "PanicException"
 
 
 def added(texts: Iterable[str]) -> list[tokenizers.AddedToken]:

@@ -11,7 +11,7 @@ import tokenizers
 
 from phaseline.errors import FileFormatError, PhaselineError, UnsupportedError
 from phaseline.files.tokenizer_bpe import spell_byte_level
-from phaseline.files.tokenizer_codec import LibraryCodec
+from phaseline.files.tokenizer_codec import LibraryCodec, is_panic
 from phaseline.files.tokenizer_spm import spell_spaced
 from phaseline.files.tokenizer_vocab import Kind, Vocabulary
 
@@ -64,7 +64,9 @@ def _codec(folder: Path, rules: _Json, content: str, vocab_size: int | None) -> 
 def _library(content: str) -> tokenizers.Tokenizer:
     try:
         library = tokenizers.Tokenizer.from_str(content)
-    except Exception as error:  # the library's errors have no class of their own
+    except BaseException as error:  # the library's errors have no class of their own
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         raise FileFormatError(f"the tokenizers library refuses it: {error}") from None
     library.no_truncation()
     library.no_padding()
