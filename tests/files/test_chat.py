@@ -43,7 +43,7 @@ def with_template(template: str, **keys: Any) -> Tokenizer:
     return Tokenizer.from_metadata(tiny_metadata(**keys) | {"tokenizer.chat_template": template})
 
 
-def reference(template: str, add_generation_prompt: bool, **variables: str) -> str:
+def reference(template: str, add_generation_prompt: bool, **variables: Any) -> str:
     rendered, _ = render_jinja_template(
         [CONVERSATION], chat_template=template, add_generation_prompt=add_generation_prompt, **variables
     )
@@ -55,6 +55,18 @@ def reference(template: str, add_generation_prompt: bool, **variables: str) -> s
 def test_renders_as_transformers_does(template: str, add_generation_prompt: bool) -> None:
     mine = render_chat(with_template(template), CONVERSATION, add_generation_prompt=add_generation_prompt)
     assert mine == reference(template, add_generation_prompt, bos_token="<s>", eos_token="</s>")
+
+
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"é": {}}}}}
+
+
+@pytest.mark.parametrize("tools", [None, [], [TOOL], [TOOL, TOOL]])
+def test_tools_reach_the_template(tools: list[Any] | None) -> None:
+    template = (
+        "{% if tools is not none %}{% for t in tools %}{{ t.function.name }} {{ t | tojson }}{% endfor %}{% endif %}."
+    )
+    mine = render_chat(with_template(template), CONVERSATION, tools=tools)
+    assert mine == reference(template, True, tools=tools or None)
 
 
 def test_smollm2(smollm2_path: Path) -> None:

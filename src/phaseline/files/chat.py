@@ -30,10 +30,15 @@ MAX_INDENT = 64
 
 
 def render_chat(
-    tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool = True,
 ) -> str:
     """The prompt for `messages` (each with "role" and "content") as the file's template spells it.
 
+    `tools`: functions the model may call, as JSON schemas; a template that knows none leaves them out.
     `add_generation_prompt` ends it where the assistant's answer begins. RequestError if the file has no template, or
     if the template refuses the messages, fails or runs away.
     """
@@ -42,7 +47,7 @@ def render_chat(
     bos, eos = (None if id is None else tokenizer.token_text(id) for id in (tokenizer.bos_id, tokenizer.eos_id))
     variables = {
         "messages": messages,
-        "tools": None,
+        "tools": tools or None,
         "documents": None,
         "add_generation_prompt": add_generation_prompt,
         "bos_token": bos or "",
