@@ -155,6 +155,14 @@ def _model(**parts: Any) -> str:
     return _changed(model=json.loads(byte_level().to_str())["model"] | parts)
 
 
+MISSING = {  # a last stage that puts a token it does not describe
+    "type": "TemplateProcessing",
+    "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+    "special_tokens": {},
+}
+
+
 @pytest.mark.parametrize(
     ("content", "kind", "reason"),
     [
@@ -167,6 +175,7 @@ def _model(**parts: Any) -> str:
         (_changed(model={"type": "BPE"}), FileFormatError, "refuses it"),
         (_changed(added_tokens=[{"id": 1 << 31, "content": "x"}]), FileFormatError, "refuses it"),
         (_model(vocab={"a": 1 << 31}, merges=[]), FileFormatError, "token id 2147483648"),
+        (_changed(post_processor=MISSING), FileFormatError, "breaks down"),
         (_model(dropout=0.5), UnsupportedError, "dropout"),
         (_changed(decoder=None), UnsupportedError, "decoder"),
         (_changed(decoder=json.loads(decoders.WordPiece().__getstate__())), UnsupportedError, "WordPiece"),

@@ -34,6 +34,10 @@ def codec_from_folder(folder: Path, vocab_size: int | None) -> tuple[Vocabulary,
         raise type(error)(f"{path}: {error}") from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:  # parts the library does not check
         raise FileFormatError(f"{path}: malformed: {type(error).__name__} {error}") from None
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        raise FileFormatError(f"{path}: the tokenizers library breaks down on it: {error}") from None
 
 
 def _codec(folder: Path, rules: _Json, content: str, vocab_size: int | None) -> tuple[Vocabulary, LibraryCodec]:
@@ -64,9 +68,7 @@ def _codec(folder: Path, rules: _Json, content: str, vocab_size: int | None) -> 
 def _library(content: str) -> tokenizers.Tokenizer:
     try:
         library = tokenizers.Tokenizer.from_str(content)
-    except BaseException as error:  # the library's errors have no class of their own
-        if not isinstance(error, Exception) and not is_panic(error):
-            raise
+    except Exception as error:  # the library's errors have no class of their own
         raise FileFormatError(f"the tokenizers library refuses it: {error}") from None
     library.no_truncation()
     library.no_padding()
