@@ -130,7 +130,12 @@ NB_MODULE(_native, m) {
 
     nb::class_<Team>(m, "Team", "Threads, created once and shared by whatever runs one after the other.")
         .def(nb::init<int>(), "threads"_a)
-        .def_prop_ro("size", &Team::size);
+        .def_prop_ro("size", &Team::size)
+        .def_prop_ro("active", &Team::active, "Threads that took part in the last run.");
+    nb::class_<Crew>(m, "Crew", "How many threads of a team are worth using.")
+        .def(nb::init<int>(), "threads"_a)
+        .def_prop_ro("size", &Crew::size)
+        .def("note", &Crew::note, "wall"_a, "lost"_a, "A job's seconds, and thread-seconds in which others ran.");
 
     nb::class_<Matrix>(m, "Matrix", "A weight packed into panels.")
         .def_prop_ro("nbytes", &Matrix::nbytes)

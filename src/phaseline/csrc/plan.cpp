@@ -102,7 +102,7 @@ bool Plan::run(int a, int b, bool by_row, bool experts_by_row, const std::functi
     // Thread 0 alone asks, before it starts an operation; the barrier that ends the operation carries the answer to
     // the others, so that all of them leave at the same place.
     std::atomic<long> stop_at{-1};
-    team_.run([&](int thread) {
+    team_.run_on_free_cores([&](int thread) {
         Run run{team_, kernels_, step_, row_segments_, angles_, angle_stride_, prepared_.data(),
                 partials_, scratch_[size_t(thread)].data(), 0, step_.rows, experts_by_row};
         auto asked = Clock::now();

@@ -2,7 +2,9 @@
 
 #include <immintrin.h>
 #include <sched.h>
+#include <time.h>
 
+#include <algorithm>
 #include <chrono>
 
 namespace phaseline {
@@ -25,10 +27,19 @@ constexpr int SPINS = 2000;
 // Between steps Python needs some tens of microseconds; a worker that parked would pay a wake-up each step.
 constexpr auto SPIN_BEFORE_PARKING = std::chrono::microseconds(200);
 
+constexpr unsigned THREADS = 1023;  // the bits of start_ that say how many; the others number the jobs
+
+double seconds_of(clockid_t clock) {
+    timespec t;
+    clock_gettime(clock, &t);
+    return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
+}
+
 }  // namespace
 
 // Where threads outnumber cores, spinning only keeps others from their work.
-Team::Team(int threads) : spins_(threads <= int(std::thread::hardware_concurrency()) ? SPINS : 0) {
+Team::Team(int threads)
+    : spins_(threads <= int(std::thread::hardware_concurrency()) ? SPINS : 0), crew_(threads), active_(threads) {
     try {
         for (int i = 1; i < threads; i++) workers_.emplace_back([this, i] { work(i); });
     } catch (...) {
@@ -41,23 +52,46 @@ Team::~Team() { dismiss(); }
 
 void Team::dismiss() {
     closing_ = true;
-    start_.fetch_add(1, std::memory_order_release);
-    start_.notify_all();
+    call(size());
     for (auto& w : workers_) w.join();
 }
 
-void Team::run(const std::function<void(int)>& job) {
+// Starts a job. Who was left out waits on calls_ alone, which must change after start_: one that looks at calls_ first
+// and at start_ then misses neither.
+void Team::call(int threads) {
+    const bool more = threads > active_;
+    active_ = threads;
+    start_.store(((start_.load(std::memory_order_relaxed) | THREADS) + 1) | unsigned(threads), std::memory_order_release);
+    start_.notify_all();
+    if (more || closing_) {
+        calls_.fetch_add(1, std::memory_order_release);
+        calls_.notify_all();
+    }
+}
+
+void Team::run_on(int threads, const std::function<void(int)>& job) {
     job_ = &job;
     next_task_.store(0, std::memory_order_relaxed);
-    start_.fetch_add(1, std::memory_order_release);
-    start_.notify_all();
+    call(threads);
     job(0);
     barrier();
 }
 
+void Team::run_on_free_cores(const std::function<void(int)>& job) {
+    std::atomic<double> lost{0};
+    const double start = seconds_of(CLOCK_MONOTONIC);
+    run_on(crew_.size(), [&](int thread) {
+        const double wall = seconds_of(CLOCK_MONOTONIC), own = seconds_of(CLOCK_THREAD_CPUTIME_ID);
+        job(thread);
+        const double spent = seconds_of(CLOCK_THREAD_CPUTIME_ID) - own;
+        lost.fetch_add(std::max(0.0, seconds_of(CLOCK_MONOTONIC) - wall - spent), std::memory_order_relaxed);
+    });
+    crew_.note(seconds_of(CLOCK_MONOTONIC) - start, lost.load());
+}
+
 void Team::barrier() {
     unsigned epoch = epoch_.load(std::memory_order_relaxed);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size()) {
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == active_) {
         arrived_.store(0, std::memory_order_relaxed);
         next_task_.store(0, std::memory_order_relaxed);
         epoch_.store(epoch + 1, std::memory_order_release);
@@ -69,13 +103,18 @@ void Team::barrier() {
 void Team::work(int thread) {
     unsigned seen = 0;
     for (;;) {
+        const unsigned calls = calls_.load(std::memory_order_acquire);
         auto parking = std::chrono::steady_clock::now();
         if (spins_) parking += SPIN_BEFORE_PARKING;
         while (start_.load(std::memory_order_acquire) == seen) {
             for (int i = 0; i < 64 && start_.load(std::memory_order_acquire) == seen; i++) _mm_pause();
             if (std::chrono::steady_clock::now() > parking) start_.wait(seen, std::memory_order_acquire);
         }
-        seen++;
+        seen = start_.load(std::memory_order_acquire);
+        if (thread >= int(seen & THREADS)) {
+            calls_.wait(calls, std::memory_order_acquire);
+            continue;
+        }
         if (closing_) return;
         (*job_)(thread);
         barrier();

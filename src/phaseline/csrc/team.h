@@ -5,6 +5,8 @@
 #include <thread>
 #include <vector>
 
+#include "crew.h"
+
 namespace phaseline {
 
 class Team {
@@ -19,7 +21,13 @@ class Team {
 
     // Runs job(thread) once on every thread, the caller being thread 0; returns when all are done.
     // One caller at a time.
-    void run(const std::function<void(int)>& job);
+    void run(const std::function<void(int)>& job) { run_on(size(), job); }
+
+    // The same on the first threads only, as many as others leave their cores to.
+    void run_on_free_cores(const std::function<void(int)>& job);
+
+    // Threads that took part in the last run.
+    int active() const { return active_; }
 
     // Inside run: all threads meet. What was written before is visible after. Also rearms claim().
     void barrier();
@@ -34,13 +42,18 @@ class Team {
     }
 
   private:
+    void run_on(int threads, const std::function<void(int)>& job);
+    void call(int threads);
     void work(int thread);
     void dismiss();
 
     const int spins_;  // looks at a barrier before a thread gives its core away
     std::vector<std::thread> workers_;
+    Crew crew_;
     const std::function<void(int)>* job_ = nullptr;
-    alignas(64) std::atomic<unsigned> start_{0};  // bumped for each job
+    int active_;
+    alignas(64) std::atomic<unsigned> start_{0};  // a number for each job, and how many threads it is for
+    alignas(64) std::atomic<unsigned> calls_{0};  // bumped when threads that were left out take part again
     alignas(64) std::atomic<int> arrived_{0};
     alignas(64) std::atomic<unsigned> epoch_{0};  // bumped by the last to arrive
     alignas(64) std::atomic<long> next_task_{0};
