@@ -77,7 +77,7 @@ class EightBitLinear:
     def reference(self, ctx: Context) -> None:
         op, x = self._op, ctx.values[self._op.x]
         if op.norm:
-            x = op.norm.reference(x, ctx.weights[op.norm.weight.name])
+            x = op.norm.reference(x, ctx.weights)
         blocks = x.reshape(len(x), -1, 32)
         step = np.maximum(np.abs(blocks).max(axis=2, keepdims=True), np.float32(1e-30)) / 127
         rounded = Value("rounded", op.x.rows, op.x.width)

@@ -1,0 +1,98 @@
+"""The benchmarks' own arithmetic, and that they run: on models that take no time."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from phaseline.engine.load import load
+from phaseline.execute.native import NativeExecutor
+from support.tiny import write_llama
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """`benchmark.NAME` is the module of that name, found as when it is run as a script."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+
+    class Benchmarks(ModuleType):
+        def __getattr__(self, name: str) -> ModuleType:
+            return __import__(name)
+
+    before = set(sys.modules)
+    yield Benchmarks("benchmarks")
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(FOLDER)):
+            del sys.modules[name]
+
+
+def test_every_peer_has_its_script(benchmark: ModuleType) -> None:
+    for name in benchmark.versus.PEERS:
+        build = benchmark.versus.peer_build(name, "python")
+        compile(Path(build.command[-1]).read_text(encoding="utf-8"), build.command[-1], "exec")
+
+
+def test_accuracy_tells_eight_bits_from_fifteen(
+    benchmark: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write_llama(tmp_path / "tiny.gguf", layers=2, width=64, ff=96, context=64)
+    text = tmp_path / "text.txt"
+    text.write_text("abcde " * 60, encoding="utf-8")
+    monkeypatch.setattr(benchmark.accuracy, "TEXT", text)
+    record = benchmark.accuracy.compare(str(model), 1, 64, 32, lambda done, total: None)
+    results = record["results"]
+    assert record["decode_has_the_bits_of_prefill"] and results["prefill"] == results["decode"]
+    assert results["float32 reference"]["mean_kl"] == 0 and results["float32 reference"]["disagreements"] == 0
+    assert 0 < results["prefill"]["mean_kl"] < 0.2 * results["8-bit activations"]["mean_kl"]
+    assert {row["rows"] for row in results.values()} == {64}
+
+
+def test_a_score_is_that_of_its_formulas(benchmark: ModuleType) -> None:
+    rng = np.random.default_rng(0)
+    p, q = (np.log(rng.dirichlet(np.ones(5), 3)) for _ in range(2))
+    score, following = benchmark.accuracy.Score(), np.array([4, 0, 2])
+    score.add(p, (q + 7).astype(np.float64), following)  # logits are known up to a constant
+    assert np.isclose(score.kl, sum(np.exp(p[i, j]) * (p[i, j] - q[i, j]) for i in range(3) for j in range(5)))
+    assert np.isclose(score.nll, -(q[0, 4] + q[1, 0] + q[2, 2]))
+    assert score.disagreements == sum(p[i].argmax() != q[i].argmax() for i in range(3))
+
+
+def test_the_worst_row_is_found(benchmark: ModuleType) -> None:
+    rows, factor = benchmark.few_rows.worst({1: 10.0, 2: 12.0, 3: 30.0, 4: 31.0})
+    assert rows == 3 and np.isclose(factor, 10 / 6)
+
+
+def test_few_rows_takes_every_count(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = benchmark.few_rows
+    monkeypatch.setattr(few, "FOOTPRINT", 1)
+    executor = few.products(few.FORMATS["Q4_K"], 80, 256, 1, None)
+    assert isinstance(executor, NativeExecutor)
+    found = few.sweep(executor, 1)
+    assert list(found) == list(few.ROWS) and all(len(of) == 1 and of[0] > 0 for of in found.values())
+
+
+def test_a_plot_is_well_formed_and_names_its_lines(benchmark: ModuleType) -> None:
+    plot = benchmark.line_plot.line_plot(
+        "a < b", "rows", "s", {"one": [(1, 3.0), (64, 5.0)], "two": [(1, 0.5), (64, 90)]}
+    )
+    words = [one.text for one in ElementTree.fromstring(plot).iter() if one.text and one.text.strip()]
+    assert {"a < b", "rows", "s", "one", "two", "64", "128"} <= set(words)
+
+
+def test_steps_fill_their_table(benchmark: ModuleType, tmp_path: Path) -> None:
+    """Every figure of it, on a model of two layers."""
+    steps = benchmark.steps
+    path = write_llama(tmp_path / "tiny.gguf", layers=2, context=1024)
+    system = steps.PhaselineSystem(load(path, threads=1, context=600))
+    with system.slots([513] * steps.STREAMS) as (slots, pages):
+        bench = steps.Bench(system, slots, pages, 512)
+        rows = steps.mixed(bench, 1) | steps.batched(bench, system, 1)
+    rows |= steps.between(system, 1, 1) | steps.between(system, 16, 1)
+    assert len(rows) == 8 and all(figure["value"] > 0 for figure in rows.values())
+    assert system.line()[:2] == (0, 0)
