@@ -28,6 +28,7 @@ from phaseline.files.zoo import resolve
 from phaseline.lab.experiments.base import conduct
 from phaseline.lab.experiments.compare import Compare, Roles
 from phaseline.lab.guard_builds import Build, WorkerContender, this_build
+from phaseline.lab.prompts import random_asks
 from phaseline.lab.standings import Ratio
 
 PEERS = {
@@ -82,12 +83,13 @@ def wanted_peers(chosen: Sequence[str] | None) -> list[Build]:
     return [peer_build(name, python or sys.executable) for name, _, python in pairs]
 
 
-async def that_start(systems: Sequence[Turns]) -> list[Turns]:
-    """All but the peers that cannot serve the model: these say why. Reading it also warms the page cache."""
+async def that_serve(systems: Sequence[Turns], vocabulary: range) -> list[Turns]:
+    """All but the peers that cannot serve the model: these say why. Doing it also warms the page cache."""
     good = list[Turns]()
     for number, system in enumerate(systems):
         try:
             await system.start()
+            await system.serve(random_asks(1, 16, 2, vocabulary=vocabulary, options={"temperature": 0})[0])
             good.append(system)
         except PhaselineError as error:
             if number == 0:
@@ -119,7 +121,7 @@ def main() -> int:
         Turns(build, str(path), vocabulary, options if number else ours, patience=args.patience)
         for number, build in enumerate(builds)
     ]
-    systems = asyncio.run(that_start(systems))
+    systems = asyncio.run(that_serve(systems, vocabulary))
     experiment = Compare(
         systems, Roles(len(systems)), prompts=[args.prompt], tokens=args.tokens, rounds=args.rounds, context=16
     )

@@ -12,9 +12,10 @@ def load(model: str, threads: int, context: int) -> tuple[Generate, str]:
     llama = llama_cpp.Llama(
         model, n_ctx=context, n_batch=context, n_ubatch=512, n_threads=threads, n_threads_batch=threads, verbose=False
     )
-    state, vocab = llama.ctx, llama.n_vocab()
+    vocab = llama.n_vocab()
 
     def answer(prompt: Sequence[int], tokens: int) -> Iterator[int]:
+        state = llama.ctx  # which lives as long as `llama` does
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(state), True)
         rows = list(prompt)
         for _ in range(tokens):
