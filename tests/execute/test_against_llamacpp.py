@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from phaseline.execute.base import Executor
 from phaseline.files.gguf import open_gguf
-from phaseline.program.step import Segment, Step
 from support.distributions import log_softmax
+from support.family_checks import greedy
 from support.llamacpp import llamacpp
 from support.models import Model, logits, open_model
 from support.tiny import write_llama
@@ -24,19 +23,6 @@ TINY: list[dict[str, Any]] = [
     {"layers": 3, "head_dim": 32, "vocab": 1000, "rope_theta": 1e6},
     {"layers": 3, "width": 96, "heads": 6, "kv_heads": 3, "ff": 80},
 ]
-
-
-def greedy(executor: Executor, prompt: Sequence[int], tokens: int) -> tuple[list[int], float]:
-    """The next ids, and the smallest lead of a chosen one over the runner-up, in logits."""
-    table = np.arange(8, dtype=np.int32)[None, :]
-    ids, fresh, lead = list(prompt), list(prompt), np.inf
-    for _ in range(tokens):
-        (row,) = executor.forward(Step([Segment(0, len(ids) - len(fresh), fresh)]), table)
-        second, first = np.sort(row)[-2:]
-        lead = min(lead, float(first - second))
-        fresh = [int(row.argmax())]
-        ids += fresh
-    return ids[len(prompt) :], lead
 
 
 @pytest.mark.parametrize("seed", range(len(TINY)))

@@ -25,8 +25,66 @@ _RANDOM_BLOCKS: Mapping[str, tuple[int | None, int | None, float]] = {
 } | dict.fromkeys(("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS"), (0, None, 0.0))
 
 
-def write_llama(
+class TinyWriter:
+    """A GGUF file in the making: settings of one architecture, a tokenizer, and random tensors."""
+
+    def __init__(
+        self,
+        path: Path,
+        arch: str,
+        *,
+        vocab: int,
+        format: str = "F32",
+        formats: Mapping[str, str] | None = None,
+        seed: int = 0,
+        add_bos: bool = False,
+    ) -> None:
+        """`format` is that of all matrices; `formats` overrides it for tensors whose name contains a key."""
+        self._path, self._arch, self._format, self._formats = path, arch, format, formats or {}
+        self._rng = np.random.default_rng(seed)
+        self._writer = GGUFWriter(path, arch)
+        _add_tokenizer(self._writer, vocab, add_bos)
+
+    def keys(self, **values: Any) -> None:
+        """Settings below the architecture's name; `__` stands for a dot."""
+        self.metadata({f"{self._arch}.{name.replace('__', '.')}": value for name, value in values.items()})
+
+    def metadata(self, values: Mapping[str, Any]) -> None:
+        """Any keys; a later value replaces an earlier one."""
+        for key, value in values.items():
+            count = type(value) is int and value >= 0
+            self._writer.add_key_value(key, value, GGUFValueType.UINT32 if count else GGUFValueType.get_type(value))
+
+    def matrix(self, name: str, rows: int, cols: int, std: float | None = None) -> None:
+        """`name`.weight of that standard deviation, such that outputs are of the inputs' size where not stated."""
+        chosen = next((f for part, f in self._formats.items() if part in name), self._format)
+        values = encode(self._rng, chosen, rows, cols, cols**-0.5 if std is None else std)
+        self._writer.add_tensor(name + ".weight", values, raw_dtype=GGMLQuantizationType[chosen])
+
+    def vector(self, name: str, width: int, mean: float = 0.0, std: float = 0.1) -> None:
+        """The float32 tensor `name`."""
+        self._writer.add_tensor(name, self._rng.normal(mean, std, width).astype(np.float32))
+
+    def values(self, name: str, values: NDArray[Any]) -> None:
+        """The float32 tensor `name` as it is."""
+        self._writer.add_tensor(name, values.astype(np.float32))
+
+    def close(self) -> Path:
+        self._writer.write_header_to_file()
+        self._writer.write_kv_data_to_file()
+        self._writer.write_tensors_to_file()
+        self._writer.close()
+        return self._path
+
+
+def write_llama(path: Path, *, rope_theta: float = 10000.0, **options: Any) -> Path:
+    """Write a random llama-architecture GGUF and return its path; for the options see `write_decoder`."""
+    return write_decoder(path, "llama", rope_theta=rope_theta, **options)
+
+
+def write_decoder(
     path: Path,
+    arch: str,
     *,
     format: str = "F32",
     formats: Mapping[str, str] | None = None,
@@ -42,62 +100,102 @@ def write_llama(
     rope_theta: float = 10000.0,
     seed: int = 0,
     add_bos: bool = False,
+    qkv_biases: bool = False,
+    head_norms: bool = False,
+    post_norms: bool = False,
+    rope_factors: NDArray[Any] | None = None,
+    embedding_std: float = 1.0,
     extra: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a random llama-architecture GGUF and return its path.
+    """Write a random GGUF of an architecture built like llama's, and return its path.
 
-    `format` is that of all matrices, `formats` overrides it for tensors whose name contains a key; norms are F32.
-    A format of blocks needs rows (width, ff, heads * head_dim) of whole blocks: 32, or 256 for most formats.
+    A format of blocks needs rows (width, ff, heads * head_dim) of whole blocks: 32, or 256 for the K formats.
     `extra` adds metadata keys or replaces those written here.
     """
-    rng = np.random.default_rng(seed)
     size = head_dim or width // heads
-    writer = GGUFWriter(path, "llama")
-    writer.add_context_length(context)
-    writer.add_embedding_length(width)
-    writer.add_block_count(layers)
-    writer.add_feed_forward_length(ff)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
-    writer.add_key_length(size)
-    writer.add_value_length(size)
-    writer.add_rope_dimension_count(size)
-    writer.add_rope_freq_base(rope_theta)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(vocab)
-    _add_tokenizer(writer, vocab, add_bos)
-    for key, value in (extra or {}).items():
-        writer.add_key_value(key, value, GGUFValueType.get_type(value))
-
-    def add_matrix(name: str, rows: int, cols: int, std: float) -> None:
-        chosen = next((f for part, f in (formats or {}).items() if part in name), format)
-        writer.add_tensor(name, encode(rng, chosen, rows, cols, std), raw_dtype=GGMLQuantizationType[chosen])
-
-    def add_norm(name: str, mean: float = 1.0, std: float = 0.1) -> None:
-        writer.add_tensor(name, rng.normal(mean, std, width).astype(np.float32))
-
-    add_matrix("token_embd.weight", vocab, width, 1.0)
+    w = TinyWriter(path, arch, vocab=vocab, format=format, formats=formats, seed=seed, add_bos=add_bos)
+    w.keys(
+        context_length=context,
+        embedding_length=width,
+        block_count=layers,
+        feed_forward_length=ff,
+        attention__head_count=heads,
+        attention__head_count_kv=kv_heads,
+        attention__key_length=size,
+        attention__value_length=size,
+        rope__dimension_count=size,
+        rope__freq_base=float(rope_theta),
+        attention__layer_norm_rms_epsilon=1e-5,
+        vocab_size=vocab,
+    )
+    w.metadata(extra or {})
+    w.matrix("token_embd", vocab, width, embedding_std)
+    if rope_factors is not None:
+        w.values("rope_freqs.weight", rope_factors)
     for n in range(layers):
-        add_norm(f"blk.{n}.attn_norm.weight")
-        add_matrix(f"blk.{n}.attn_q.weight", heads * size, width, width**-0.5)
-        add_matrix(f"blk.{n}.attn_k.weight", kv_heads * size, width, width**-0.5)
-        add_matrix(f"blk.{n}.attn_v.weight", kv_heads * size, width, width**-0.5)
+        p = f"blk.{n}."
+        w.vector(p + "attn_norm.weight", width, 1.0)
+        for part, count in (("q", heads), ("k", kv_heads), ("v", kv_heads)):
+            w.matrix(p + f"attn_{part}", count * size, width)
+            if qkv_biases:
+                w.vector(p + f"attn_{part}.bias", count * size, std=0.5)
+            if head_norms and part != "v":
+                w.vector(p + f"attn_{part}_norm.weight", size, 1.5, 0.5)
         # Twice the usual: attention averages its values, and what it reads must matter to the answer.
-        add_matrix(f"blk.{n}.attn_output.weight", width, heads * size, 2 * (heads * size) ** -0.5)
-        add_norm(f"blk.{n}.ffn_norm.weight")
-        add_matrix(f"blk.{n}.ffn_gate.weight", ff, width, width**-0.5)
-        add_matrix(f"blk.{n}.ffn_up.weight", ff, width, width**-0.5)
-        add_matrix(f"blk.{n}.ffn_down.weight", width, ff, ff**-0.5)
+        w.matrix(p + "attn_output", width, heads * size, 2 * (heads * size) ** -0.5)
+        if post_norms:
+            w.vector(p + "post_attention_norm.weight", width, 1.0, 0.3)
+        w.vector(p + "ffn_norm.weight", width, 1.0)
+        w.matrix(p + "ffn_gate", ff, width)
+        w.matrix(p + "ffn_up", ff, width)
+        w.matrix(p + "ffn_down", width, ff)
+        if post_norms:
+            w.vector(p + "post_ffw_norm.weight", width, 1.0, 0.3)
     if tied:  # weights of random sign, or every token would predict itself
-        add_norm("output_norm.weight", 0.0, 2 * width**-0.5)
+        w.vector("output_norm.weight", width, 0.0, 2 * width**-0.5 / embedding_std)
     else:
-        add_norm("output_norm.weight")
-        add_matrix("output.weight", vocab, width, 2 * width**-0.5)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+        w.vector("output_norm.weight", width, 1.0)
+        w.matrix("output", vocab, width, 2 * width**-0.5)
+    return w.close()
+
+
+def write_gpt2(
+    path: Path,
+    *,
+    format: str = "F32",
+    layers: int = 3,
+    width: int = 64,
+    heads: int = 4,
+    vocab: int = 320,
+    context: int = 160,
+    seed: int = 0,
+    extra: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write a random gpt2-architecture GGUF, its head tied, and return its path."""
+    w = TinyWriter(path, "gpt2", vocab=vocab, format=format, seed=seed)
+    w.keys(
+        context_length=context,
+        embedding_length=width,
+        block_count=layers,
+        feed_forward_length=4 * width,
+        attention__head_count=heads,
+        attention__layer_norm_epsilon=1e-5,
+    )
+    w.metadata(extra or {})
+    w.matrix("token_embd", vocab, width, 1.0)
+    w.matrix("position_embd", context, width, 1.0)
+    for n in range(layers):
+        p = f"blk.{n}."
+        for norm in ("attn_norm", "ffn_norm"):
+            w.vector(p + norm + ".weight", width, 1.0)
+            w.vector(p + norm + ".bias", width, std=0.3)
+        sizes = {"attn_qkv": (3 * width, width), "attn_output": (width, width)}
+        for part, (rows, cols) in (sizes | {"ffn_up": (4 * width, width), "ffn_down": (width, 4 * width)}).items():
+            w.matrix(p + part, rows, cols, (2 if part == "attn_output" else 1) * cols**-0.5)
+            w.vector(p + part + ".bias", rows, std=0.3)
+    w.vector("output_norm.weight", width, 0.0, 2 * width**-0.5)
+    w.vector("output_norm.bias", width, std=0.1)
+    return w.close()
 
 
 def encode(rng: np.random.Generator, format: str, rows: int, cols: int, std: float) -> NDArray[Any]:

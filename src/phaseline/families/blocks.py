@@ -21,7 +21,7 @@ from phaseline.program.ops import (
     linear,
     normalise,
 )
-from phaseline.program.state import PagedKV
+from phaseline.program.state import PagedKV, SlidingKV
 
 
 @dataclass
@@ -36,6 +36,7 @@ class Decoder:
     layer_norm: bool = False
     biased: bool = False
     b: Builder = field(init=False)
+    groups: dict[int | None, int] = field(default_factory=dict)  # window -> layers so far
 
     def __post_init__(self) -> None:
         self.b = Builder(self.tensors)
@@ -102,11 +103,15 @@ class Decoder:
         self.b.add(Rope(x, out, self.spec.head_dim, rope))
         return out
 
-    def attend(self, q: Value, k: Value, v: Value, *, scale: float | None = None) -> Value:
-        """Causal attention of this layer; `scale` of the scores is 1 / sqrt(head size) where not stated."""
+    def attend(self, q: Value, k: Value, v: Value, *, scale: float | None = None, window: int | None = None) -> Value:
+        """Causal attention, over the `window` latest positions if stated; `scale` of the scores is 1 / sqrt(head size)
+        where not stated. Layers of one window share a state group."""
         spec, o = self.spec, Value("o", Rows.TOKENS, q.width)
         scale = spec.head_dim**-0.5 if scale is None else scale
-        self.b.add(Attend(q, k, v, o, self.b.layer, spec.heads, spec.kv_heads, spec.head_dim, scale))
+        layer = self.groups.get(window, 0)
+        self.groups[window] = layer + 1
+        group = list(self.groups).index(window)
+        self.b.add(Attend(q, k, v, o, layer, spec.heads, spec.kv_heads, spec.head_dim, scale, group, window))
         return o
 
     def close(self, h: Value, part: str, x: Value, *, post_norm: str | None = None) -> Value:
@@ -129,6 +134,7 @@ class Decoder:
         biased: bool = False,
         qk_norm: Literal["head", "row"] | None = None,
         scale: float | None = None,
+        window: int | None = None,
         post_norm: str | None = None,
     ) -> Value:
         """x plus the attention of one layer. rope: the settings' own where not stated. biased: queries, keys and values
@@ -141,7 +147,7 @@ class Decoder:
             )
         rope = rope or self.rope()
         q, k = self.turn(q, rope), self.turn(k, rope)
-        return self.close(self.attend(q, k, v, scale=scale), "attn_output", x, post_norm=post_norm)
+        return self.close(self.attend(q, k, v, scale=scale, window=window), "attn_output", x, post_norm=post_norm)
 
     def gated(self, x: Value, *, activation: Activation = Activation.SILU, post_norm: str | None = None) -> Value:
         """act(gate) * up, then down (Shazeer 2020)."""
@@ -160,5 +166,6 @@ class Decoder:
         if b.unused():
             unused = b.unused()[0]
             raise UnsupportedError(f"{spec.arch}: tensor {unused!r} has no part in this architecture as built here")
-        state = (PagedKV(spec.layers, spec.kv_heads, spec.head_dim),)
-        return Program(b.ops, b.layers, state, logits, spec.vocab, spec.context)
+        sizes = (spec.kv_heads, spec.head_dim)
+        state = [PagedKV(n, *sizes) if w is None else SlidingKV(n, *sizes, w) for w, n in self.groups.items()]
+        return Program(b.ops, b.layers, tuple(state), logits, spec.vocab, spec.context)

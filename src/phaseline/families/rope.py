@@ -7,15 +7,16 @@ from phaseline.families.spec import Settings
 from phaseline.program.ops import RopeSpec, Yarn
 
 
-def read_rope(s: Settings, head_dim: int, context: int, *, halves: bool) -> RopeSpec:
+def read_rope(s: Settings, head_dim: int, context: int, *, halves: bool, base: float = 10000.0) -> RopeSpec:
     """The `rope.*` keys of an architecture whose pairs are neighbours or, with `halves`, half a rotation's width apart.
+    `base` is where the file states none.
 
     Llama 3's factors are no key but a tensor of the file: the decoder's blocks read it.
     """
     dims = s.integer("rope.dimension_count", head_dim, high=1024)
     if dims % 2 or dims > head_dim:
         raise FileFormatError(f"{s.arch}: rope.dimension_count {dims} must be even and within {head_dim}")
-    base = s.number("rope.freq_base", 10000.0, low=1.0)
+    base = s.number("rope.freq_base", base, low=1.0)
     kind = s.only("rope.scaling.type", "none", "linear", "yarn") or "linear"
     factor = s.number("rope.scaling.factor", 1.0, low=-1e-9) or 1.0  # some writers say 0 for none
     original = s.integer("rope.scaling.original_context_length", context)

@@ -53,6 +53,16 @@ class Settings:
             raise FileFormatError(f"{self._prefix}{key} is {value}; accepted: over {low} up to {high}")
         return float(value)
 
+    def flags(self, key: str) -> tuple[bool, ...] | None:
+        """A list of yes and no; None where there is no list."""
+        value = self._values.get(key)
+        if not isinstance(value, list):
+            return None
+        self._read.add(key)
+        if not all(isinstance(flag, bool) for flag in value):
+            raise FileFormatError(f"{self._prefix}{key} must hold true and false alone, not {value!r:.80}")
+        return tuple(value)
+
     def only(self, key: str, *accepted: object) -> Any:
         """A setting that may be absent or hold one of these values; anything else asks for what is not built."""
         self._read.add(key)

@@ -1,0 +1,101 @@
+"""A family against others that run the same file: every schedule, whole models of random weights."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phaseline import _native
+from phaseline.execute.base import Executor
+from phaseline.files.gguf import open_gguf
+from phaseline.program.step import Segment, Step, Want
+from support.llamacpp import llamacpp
+from support.models import Model, logits, open_model, relative_error
+from support.small_programs import same_bits
+
+Floats = NDArray[np.float32]
+Answer = Callable[[Sequence[int]], Floats]  # logits of every position
+NEAR = 1e-5  # float32 throughout, of the largest logit: sums of some hundred terms in some ten layers
+APART = 1e-3  # what a mistake must exceed
+
+
+def random_ids(model: Model, n: int, seed: int = 0) -> list[int]:
+    return [int(i) for i in np.random.default_rng(seed).integers(2, model.spec.vocab, n)]
+
+
+def assert_every_schedule(model: Model, answer: Answer, tokens: int, chunks: Sequence[int] = (7, 33, 64)) -> None:
+    """The reference and each level give `answer`; then any chunk, decode and batch give the very bits of the whole.
+
+    Weights must be plain, so that native stays in float32 but for its state, which is asked to as well.
+    """
+    ids = random_ids(model, tokens)
+    want = answer(ids)
+    assert relative_error(logits(model.reference(), ids), want) <= 1e-4
+    assert relative_error(logits(model.reference(), ids, chunk=chunks[0]), want) <= 1e-4
+    for level in _native.levels():
+        executor = model.native(kv_type="f32", level=level)
+        whole = logits(executor, ids)
+        assert relative_error(whole, want) <= NEAR
+    for chunk in (1, *chunks):
+        assert same_bits(logits(executor, ids, chunk=chunk, seed=chunk), whole)
+    threads = model.native(kv_type="f32", threads=2)
+    assert same_bits(logits(threads, ids, chunk=chunks[0]), whole)
+    # The state in bf16 moves the answer by its own rounding, and by no bit more under another schedule.
+    half = model.native(threads=2)
+    assert relative_error(logits(half, ids), want) <= 0.1
+    assert same_bits(logits(half, ids, chunk=chunks[0]), logits(half, ids))
+    assert_a_batch(model, answer, (tokens, 1, 5, 40))
+
+
+def assert_a_batch(model: Model, answer: Answer, lengths: Sequence[int]) -> None:
+    """Prompts of mixed lengths read together in pieces, then all of them decoding: each as if it were alone."""
+    prompts = [random_ids(model, n, seed) for seed, n in enumerate(lengths)]
+    pages = -(-max(lengths) // 32)
+    order = np.random.default_rng(9).permutation(pages * len(lengths)).astype(np.int32).reshape(len(lengths), pages)
+    executor = model.native(pages=order.size, kv_type="f32", threads=2)
+    rows: list[list[Floats]] = [[] for _ in lengths]
+    done = [0] * len(lengths)
+    for turn in range(max(lengths)):
+        left = [slot for slot, n in enumerate(lengths) if done[slot] < n]
+        if not left:
+            break
+        sizes = {slot: min(lengths[slot] - done[slot], (19, 1, 3, 11)[(slot + turn) % 4]) for slot in left}
+        step = [Segment(s, done[s], prompts[s][done[s] : done[s] + n], Want.ALL) for s, n in sizes.items()]
+        parts = np.split(executor.forward(Step(step), order), np.cumsum(list(sizes.values()))[:-1])
+        for slot, part in zip(sizes, parts, strict=True):
+            rows[slot].append(part)
+            done[slot] += len(part)
+    for ids, got in zip(prompts, rows, strict=True):
+        assert relative_error(np.concatenate(got), answer(ids)) <= NEAR
+
+
+def assert_seen(model: Model, wrong: Answer, tokens: int) -> None:
+    """The comparison does tell the model from one that is wrong in what matters."""
+    ids = random_ids(model, tokens)
+    assert relative_error(logits(model.reference(), ids), wrong(ids)) > APART
+
+
+def greedy(executor: Executor, prompt: Sequence[int], tokens: int) -> tuple[list[int], float]:
+    """The next ids, and the smallest lead of a chosen one over the runner-up, in logits."""
+    table = np.arange(32, dtype=np.int32)[None, :]
+    ids, fresh, lead = list(prompt), list(prompt), np.inf
+    for _ in range(tokens):
+        (row,) = executor.forward(Step([Segment(0, len(ids) - len(fresh), fresh)]), table)
+        second, first = np.sort(row)[-2:]
+        lead = min(lead, float(first - second))
+        fresh = [int(row.argmax())]
+        ids += fresh
+    return ids[len(prompt) :], lead
+
+
+def assert_same_tokens_as_llamacpp(path: Path, *, prompts: Sequence[int], tokens: int, lead: float = 1e-4) -> None:
+    """For random prompts of these lengths; no choice may be closer than `lead`, which its rounding could turn."""
+    with open_gguf(path) as file:
+        model = open_model(file)
+        with llamacpp(path, context=model.spec.context, float32_state=True) as peer:
+            for n in prompts:
+                prompt = random_ids(model, n, seed=n)
+                ours, least = greedy(model.native(kv_type="f32"), prompt, tokens)
+                assert least > lead and len(set(ours)) >= 3
+                assert peer.greedy(prompt, tokens) == ours
