@@ -38,12 +38,16 @@ class TinyWriter:
         formats: Mapping[str, str] | None = None,
         seed: int = 0,
         add_bos: bool = False,
+        part_tensors: int = 0,
     ) -> None:
-        """`format` is that of all matrices; `formats` overrides it for tensors whose name contains a key."""
+        """`format` is that of all matrices; `formats` overrides it for tensors whose name contains a key.
+
+        `part_tensors` splits the model over files of so many tensors, beside `path`, which then stays unwritten.
+        """
         self._path, self._arch, self._format, self._formats = path, arch, format, formats or {}
         self._rng = np.random.default_rng(seed)
-        self._writer = GGUFWriter(path, arch)
-        _add_tokenizer(self._writer, vocab, add_bos)
+        self._writer = GGUFWriter(path, arch, split_max_tensors=part_tensors)
+        add_tokenizer(self._writer, vocab, add_bos)
 
     def keys(self, **values: Any) -> None:
         """Settings below the architecture's name; `__` stands for a dot."""
@@ -106,6 +110,7 @@ def write_decoder(
     rope_factors: NDArray[Any] | None = None,
     embedding_std: float = 1.0,
     extra: Mapping[str, Any] | None = None,
+    part_tensors: int = 0,
 ) -> Path:
     """Write a random GGUF of an architecture built like llama's, and return its path.
 
@@ -113,7 +118,9 @@ def write_decoder(
     `extra` adds metadata keys or replaces those written here.
     """
     size = head_dim or width // heads
-    w = TinyWriter(path, arch, vocab=vocab, format=format, formats=formats, seed=seed, add_bos=add_bos)
+    w = TinyWriter(
+        path, arch, vocab=vocab, format=format, formats=formats, seed=seed, add_bos=add_bos, part_tensors=part_tensors
+    )
     w.keys(
         context_length=context,
         embedding_length=width,
@@ -226,7 +233,7 @@ def _random_blocks(rng: np.random.Generator, format: str, rows: int, cols: int, 
     return raw.reshape(rows, -1)
 
 
-def _add_tokenizer(writer: GGUFWriter, vocab: int, add_bos: bool) -> None:
+def add_tokenizer(writer: GGUFWriter, vocab: int, add_bos: bool) -> None:
     """A byte-level BPE vocabulary: two control tokens, the 256 bytes, and merges of common letters up to `vocab`."""
     merges = list(itertools.islice(_merges(), vocab - SMALLEST_VOCAB))
     plain = [*_byte_symbols(), *(left + right for left, right in merges)]
