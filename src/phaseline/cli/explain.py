@@ -155,6 +155,7 @@ def _fit(program: "Program", args: argparse.Namespace) -> dict[str, Any]:
 
 def _print(record: Mapping[str, Any], program: "Program", phases: Sequence[Phase], *, every: bool) -> None:
     from phaseline.cli.show import Screen, headline, si
+    from phaseline.lab.sparsity import reading
 
     screen = Screen(_WIDTH)
     screen.prose(headline(record["model"]))
@@ -165,6 +166,8 @@ def _print(record: Mapping[str, Any], program: "Program", phases: Sequence[Phase
         screen.print(_table(program, phase, blocks))
         cost = f"{si(whole.flops)}FLOP over {si(whole.bytes)}B"
         screen.prose(f"{phase.name}: {cost}, {whole.flops / whole.bytes:.3g} FLOP/byte")
+        if sparse := reading(program, phase.work):
+            screen.prose(f"{phase.name} of {sparse.sentence()}")
     screen.prose(f"\n{_verdict(record)}")
 
 

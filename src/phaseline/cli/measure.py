@@ -11,6 +11,8 @@ from phaseline.cli.progress import progress_bar
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from phaseline.cli.show import Screen
+
 _WIDTH = 80  # of the table where no terminal sets one
 
 
@@ -80,9 +82,21 @@ def _print(record: Mapping[str, Any]) -> None:
     screen.prose(_ceilings(record["machine"]["ceilings"]))
     for ratio in record["phase_ratios"]:
         screen.prose(_sentence(ratio))
+    _print_sparse(screen, record)
     for step in record.get("op_steps", ()):
         screen.prose(_step(step))
         screen.print(_op_table([row for row in record["ops"] if row["phase"] == step["phase"]]))
+
+
+def _print_sparse(screen: "Screen", record: Mapping[str, Any]) -> None:
+    """What the steps of a sparse model read, and what its chunks won; nothing for a dense one."""
+    from phaseline.lab.sparsity import Reading, win_sentence
+
+    for row in record["results"]:
+        if row["mode"] == "chunk" and "sparse" in row:
+            screen.prose(f"{row['phase']} of {Reading(**row['sparse']).sentence()}")
+    for win in record["chunk_wins"]:
+        screen.prose(win_sentence(win))
 
 
 def _table(rows: list[Mapping[str, Any]]) -> "Table":

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from phaseline.engine.types import SamplingParams
 
 # As `load` has them, whose import would take longer than to refuse a misspelt one.
-MODES = ("walk", "eager", "layer", "chunk")
+MODES = ("walk", "eager", "layer", "dispatch", "chunk")
 NUMERICS = ("fast", "invariant", "reference")
 _UNITS = {"B": 1} | {
     f"{prefix}{end}": (1000 if end == "B" else 1024) ** power

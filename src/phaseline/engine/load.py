@@ -17,9 +17,10 @@ from phaseline.files.gguf import open_gguf
 from phaseline.files.recode import RecodedFile
 from phaseline.files.tokenizer import Tokenizer
 from phaseline.files.zoo import resolve
+from phaseline.program.ops import Experts
 from phaseline.state.pages import PageTable
 
-MODES = ("walk", "eager", "layer", "chunk")
+MODES = ("walk", "eager", "layer", "dispatch", "chunk")
 NUMERICS = ("fast", "invariant", "reference")
 
 
@@ -43,11 +44,12 @@ def load(
 
     threads: default the cores this process may use. chunk: most prompt tokens per step. mode: how a prompt is read:
     chunk (the product), or, as controls, walk (one token a step), eager (one call per operation), layer (one row at a
-    time inside each layer). numerics: fast and invariant are one and the same here, bit for bit; reference runs
-    the numpy specification in float32. context, memory (bytes): limits, refused early where they can't be met.
-    kv_type: bf16 or f32. weights: hold matrices as bf16 or q8_0 instead of as in the file (rounded, of another size).
-    level: an instruction-set level instead of the widest. itl_budget_ms: while others decode, read only as much of a
-    prompt per step as keeps the time between their tokens below this.
+    time inside each layer), dispatch (of a sparse model, one row at a time inside its experts). numerics: fast and
+    invariant are one and the same here, bit for bit; reference runs the numpy specification in float32. context,
+    memory (bytes): limits, refused early where they can't be met. kv_type: bf16 or f32. weights: hold matrices as bf16
+    or q8_0 instead of as in the file (rounded, of another size). level: an instruction-set level instead of the widest.
+    itl_budget_ms: while others decode, read only as much of a prompt per step as keeps the time between their tokens
+    below this.
 
     Raises a PhaselineError that says why and what would work.
     """
@@ -64,13 +66,15 @@ def load(
     if mode == "walk":
         chunk = 1
     reference = numerics == "reference"
-    if reference and (mode in ("eager", "layer") or level is not None):
-        raise UnsupportedError("numerics reference runs in numpy: it has no mode eager or layer and no level")
+    if reference and (mode in ("eager", "layer", "dispatch") or level is not None):
+        raise UnsupportedError("numerics reference runs in numpy: it has no mode eager, layer or dispatch and no level")
     with open_gguf(resolve(str(model))) as opened:
         file: ModelFile = opened if weights is None else RecodedFile(opened, weights)
         try:
             program = model_program(file)[1]
             tokenizer = Tokenizer.from_metadata(file.metadata)
+            if mode == "dispatch" and not any(isinstance(op, Experts) for op in program.ops):
+                raise UnsupportedError("mode dispatch reads experts row by row: this model has none")
         except PhaselineError as error:
             raise type(error)(f"{file.path}: {error}") from None
         if tokenizer.vocab_size != program.vocab:

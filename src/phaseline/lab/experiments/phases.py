@@ -15,6 +15,7 @@ from phaseline.lab.drive import Job, drive
 from phaseline.lab.metrics import chunk_schedule, trace_metrics
 from phaseline.lab.records import provenance
 from phaseline.lab.regime import bounds
+from phaseline.lab.sparsity import Reading, chunk_wins, mean_reading, mixtures, reading
 from phaseline.lab.stats import interleave, median, spread
 from phaseline.lab.systems.phaseline import PhaselineSystem
 from phaseline.lab.trace import Trace
@@ -24,6 +25,7 @@ from phaseline.program.ir import Program
 from phaseline.program.ops import Span, Work
 
 MODES = ("walk", "layer", "eager", "chunk")
+SPARSE_MODES = ("dispatch",)  # of models with experts
 _DECODED = 16  # tokens per decode sample
 _TIME_BUDGET_S = 45.0  # of a quick run's rounds; three rounds are always made
 _LEAST_ROUNDS = 3
@@ -58,9 +60,10 @@ class Cell:
 class _Samples:
     seconds: list[float] = field(default_factory=list)
     traces: list[Trace] = field(default_factory=list)
+    readings: list[Reading] = field(default_factory=list)  # of a sparse model's last steps
 
 
-def plan_cells(context: int, chunk: int, *, full: bool) -> list[Cell]:
+def plan_cells(context: int, chunk: int, *, full: bool, sparse: bool = False) -> list[Cell]:
     """What a quick or a full measurement covers on a model that holds `context` positions."""
 
     def fitting(*sizes: int) -> list[int]:
@@ -69,9 +72,9 @@ def plan_cells(context: int, chunk: int, *, full: bool) -> list[Cell]:
     lengths = fitting(*(1 << n for n in range(4, 21))) if full else fitting(16, 64, 256, 512, 1024)
     if full and context - 1 > lengths[-1]:
         lengths.append(context - 1)
-    compared = fitting(64, 256)
+    compared, compared_modes = fitting(64, 256), ("layer", "eager", *(SPARSE_MODES if sparse else ()))
     cells = [Cell("prefill", "chunk", n, 0, 1, chunk) for n in lengths]
-    cells += [Cell("prefill", mode, n, 0, 1, chunk) for mode in ("layer", "eager") for n in compared]
+    cells += [Cell("prefill", mode, n, 0, 1, chunk) for mode in compared_modes for n in compared]
     cells.append(Cell("prefill", "walk", compared[0], 0, 1, 1))
     room = [c for c in ((16, 64, 256, 1024, 4096, 16384, context) if full else (64, 512, 2048)) if c <= context]
     contexts = sorted({min(c, context - _DECODED) for c in room}) or [context - _DECODED]
@@ -107,9 +110,11 @@ def measure_phases(
     if repeats is not None and repeats < 1:
         raise RequestError(f"repeats = {repeats}: it must be at least 1")
     program = system.executor.program
+    if mode in SPARSE_MODES and not mixtures(program):
+        raise RequestError(f"mode {mode}: this model has no experts to read row by row")
     cells = [
         c
-        for c in plan_cells(system.context, chunk, full=full)
+        for c in plan_cells(system.context, chunk, full=full, sparse=bool(mixtures(program)))
         if (c.streams == 1 or (c.streams <= system.max_running and c.streams * c.context <= chunk))
         and (mode in (None, c.mode) or (c.phase == "decode" and c.mode == "chunk"))
     ]
@@ -133,6 +138,7 @@ def measure_phases(
             seconds, traces = _sample(system, cell, jobs, chunk)
             samples[cell].seconds.append(seconds)
             samples[cell].traces += traces
+            samples[cell].readings += _readings(system, cell, kv_bytes)
             done += 1
         ceilings = ceilings.best(machine.measure())
         made += 1
@@ -141,7 +147,8 @@ def measure_phases(
     progress(total, total, "done")
     results = [_row(program, c, samples[c], ceilings, kv_bytes) for c in cells]
     record = provenance(machine.describe() | {"ceilings": ceilings.record()}, system.build())
-    return {"model": dict(model), **record, "rounds": made, "results": results, "phase_ratios": phase_ratios(results)}
+    found = {"rounds": made, "results": results, "phase_ratios": phase_ratios(results)}
+    return {"model": dict(model), **record, **found, "chunk_wins": chunk_wins(program, results)}
 
 
 def phase_ratios(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -152,7 +159,7 @@ def phase_ratios(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """
     decode = next(r for r in results if r["phase"] == "decode" and r["mode"] == "chunk" and r["streams"] == 1)
     ratios = []
-    for mode in MODES:
+    for mode in (*MODES, *SPARSE_MODES):
         rows = sorted((r for r in results if r["phase"] == "prefill" and r["mode"] == mode), key=lambda r: r["tokens"])
         if not rows:
             continue
@@ -196,6 +203,15 @@ def _sample(system: PhaselineSystem, cell: Cell, jobs: Sequence[Job], chunk: int
     return median(gaps), traces
 
 
+def _readings(system: PhaselineSystem, cell: Cell, kv_bytes: float) -> list[Reading]:
+    """Of a sample that was one step, or many alike: what that step read of a sparse model."""
+    steps = cell.steps(kv_bytes)
+    if len(steps) > 1:
+        return []
+    found = reading(system.executor.program, steps[0], system.executor.expert_reads())
+    return [found] if found else []
+
+
 def _row(program: Program, cell: Cell, samples: _Samples, ceilings: Ceilings, kv_bytes: float) -> dict[str, Any]:
     seconds = median(samples.seconds)
     least = bounds(program, cell.steps(kv_bytes), ceilings, cell.mode)
@@ -218,4 +234,5 @@ def _row(program: Program, cell: Cell, samples: _Samples, ceilings: Ceilings, kv
         "fraction": fraction,
         "bounds_s": {"compute": least.compute, "bandwidth": least.bandwidth, "launch": least.launch},
         "traces": [t.to_dict() for t in samples.traces],
+        **({"sparse": mean_reading(samples.readings).record()} if samples.readings else {}),
     }

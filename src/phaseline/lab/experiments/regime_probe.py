@@ -17,6 +17,7 @@ from phaseline.lab.experiments.own import Own
 from phaseline.lab.experiments.sweep import LEAST_ROUNDS
 from phaseline.lab.op_groups import Floats, OpGroup, group_bounds, op_groups
 from phaseline.lab.regime import quantised
+from phaseline.lab.sparsity import Reading, allowed_win, mean_reading, reading
 from phaseline.lab.stats import interleave, median, spread
 from phaseline.lab.steps import StepBench, StepSize, step_bench
 from phaseline.lab.wording import ms, percent
@@ -84,6 +85,7 @@ class Regime:
         self.subjects, self._crowds = _plan(own, tokens, context, sorted(set(streams)))
         self._samples: dict[tuple[str, StepSize], _Samples] = {}
         self._empty: list[Floats] = []
+        self._readings: dict[StepSize, list[Reading]] = {}
         self._watched: dict[int, dict[str, int]] = {}
 
     async def run(self, progress: Progress) -> None:
@@ -112,6 +114,9 @@ class Regime:
                 for name, size in order:
                     progress(min(done, planned), max(done, planned), f"{name} {size.rows * size.streams} rows".strip())
                     self._samples.setdefault((name, size), _Samples()).add(*benches[name].op_seconds(size))
+                    if not name:
+                        found = reading(own.program, size.work(own.kv_bytes), own.system.executor.expert_reads())
+                        self._readings.setdefault(size, []).extend([found] if found else [])
                     done += 1
                     await asyncio.sleep(0)
         for streams, context in self._crowds:
@@ -131,15 +136,30 @@ class Regime:
             rows.append(self._row(subject))
             ops += self._op_rows(subject)
         rows += [_crowd_row(own, streams, context, self._watched[streams]) for streams, context in self._crowds]
-        finding = " ".join([*(_sentence(row, ops) for row in rows)])
+        finding = " ".join([*(_sentence(row, ops) for row in rows), *self._sparse_sentences(rows)])
         return {"finding": finding, "results": rows, "ops": ops, "ceilings": own.ceilings.record(), "traces": []}
+
+    def _sparse_sentences(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+        """What each step of a sparse model reads, and how far its bytes let a chunk be ahead of decode."""
+        one = next((row for row in rows if (row["phase"], row["streams"]) == ("decode", 1)), None)
+        for row in rows:
+            if "sparse" not in row:
+                continue
+            many = Reading(**row["sparse"])
+            yield f"{row['phase'][:1].upper()}{row['phase'][1:]} of {many.sentence()}."
+            if row["phase"] == "prefill":
+                allowed = allowed_win(self._owns[""].program, many)
+                won = f", measured {row['tok_s'] / one['tok_s']:.2f} times decode's" if one and one["tok_s"] else ""
+                yield f"By bytes a row may be read {allowed:.2f} times as fast as alone{won}."
 
     def _row(self, subject: Subject) -> dict[str, Any]:
         claim = judge(self._step("", subject.size), list(self._interventions(subject)))
         own, samples = self._owns[""], self._samples["", subject.size]
         middle, bounds = median(samples.seconds), own.bounds([subject.size.work(own.kv_bytes)])
         made = subject.size.rows * subject.size.streams
+        readings = self._readings.get(subject.size)
         return {
+            **({"sparse": mean_reading(readings).record()} if readings else {}),
             **_sizes(subject, own),
             "seconds": samples.seconds,
             "median_s": middle,

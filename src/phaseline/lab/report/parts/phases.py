@@ -13,6 +13,7 @@ _MODES = {
     "walk": "one token a step",
     "layer": "layer loop outside, one row at a time",
     "eager": "whole chunks, a call for each operation",
+    "dispatch": "one row at a time inside the experts",
     "chunk": "whole steps in one call",
 }
 _KINDS = ("measure", "prefill", "decode", "batch", "compare")
