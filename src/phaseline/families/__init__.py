@@ -1,12 +1,20 @@
 """From a file to a program: one module per family, chosen by the architecture that the file names."""
 
 from phaseline.errors import FileFormatError, UnsupportedError
-from phaseline.families import gemma3, gpt2, llama, qwen2, qwen3
+from phaseline.families import gemma3, gpt2, llama, olmoe, qwen2, qwen3
 from phaseline.families.spec import ModelSpec
 from phaseline.files.base import ModelFile
 from phaseline.program.ir import Program
 
-_FAMILIES = {"gemma3": gemma3, "gpt2": gpt2, "llama": llama, "qwen2": qwen2, "qwen3": qwen3}
+_FAMILIES = {
+    "gemma3": gemma3,
+    "gpt2": gpt2,
+    "llama": llama,
+    "olmoe": olmoe,
+    "qwen2": qwen2,
+    "qwen3": qwen3,
+    "qwen3moe": qwen3,
+}
 
 
 def model_program(file: ModelFile) -> tuple[ModelSpec, Program]:

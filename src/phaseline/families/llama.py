@@ -1,10 +1,11 @@
-"""Llama and its kin: RMSNorm, rotary positions over neighbours, grouped queries, SwiGLU."""
+"""Llama and its kin, Mixtral among them: RMSNorm, rotary positions over neighbours, grouped queries, SwiGLU."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from phaseline.families.blocks import Decoder
+from phaseline.families.moe import mixture, read_moe
 from phaseline.families.rope import read_rope
 from phaseline.families.spec import ModelSpec, Settings, decoder_spec
 from phaseline.files.base import TensorInfo
@@ -15,11 +16,10 @@ def spec_from(meta: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Mod
     """Sizes from the file's `llama.*` keys."""
     s = Settings(meta, "llama")
     spec = decoder_spec(s, tensors)
-    spec = replace(spec, rope=read_rope(s, spec.head_dim, spec.context, halves=False))
-    s.only("expert_count", 0)
-    s.only("expert_used_count", 0)
+    rope = read_rope(s, spec.head_dim, spec.context, halves=False)
+    moe = read_moe(s, spec.ff, renormalise=True)  # Mixtral
     s.refuse_unread()
-    return spec
+    return replace(spec, rope=rope, moe=moe)
 
 
 def build(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> Program:
@@ -27,5 +27,5 @@ def build(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> Program:
     d = Decoder(spec, tensors)
     x = d.embed()
     for _ in d.layers():
-        x = d.gated(d.attention(x))
+        x = mixture(d, d.attention(x))
     return d.finish(x)

@@ -6,7 +6,17 @@ from typing import Any
 
 from phaseline.errors import FileFormatError, UnsupportedError
 from phaseline.files.base import TensorInfo
-from phaseline.program.ops import RopeSpec
+from phaseline.program.ops import RopeSpec, Router
+
+
+@dataclass(frozen=True)
+class MoeSpec:
+    """A mixture of experts in each layer behind the first `dense_layers`, whose feed-forward is an ordinary one."""
+
+    router: Router
+    ff: int  # of one expert
+    shared_ff: int = 0  # of the experts that serve every row, together
+    dense_layers: int = 0
 
 
 @dataclass(frozen=True)
@@ -24,6 +34,7 @@ class ModelSpec:
     context: int
     norm_eps: float
     rope: RopeSpec | None = None
+    moe: MoeSpec | None = None
 
 
 class Settings:

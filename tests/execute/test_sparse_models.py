@@ -1,0 +1,118 @@
+"""Whole models with experts: against transformers and llama.cpp, and the same bits whatever the schedule."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from phaseline import _native
+from phaseline.execute.native import MODES
+from phaseline.files.gguf import open_gguf
+from phaseline.program.step import Segment, Step, Want
+from support.llamacpp import llamacpp
+from support.models import Model, logits, open_model, relative_error
+from support.small_programs import same_bits
+from support.sparse import ARCHS, transformers_sparse, write_sparse
+from support.transformers_llama import transformers_logits
+
+LENGTH = 150
+SIZES: list[dict[str, Any]] = [
+    {},
+    {"experts": 5, "active": 5, "layers": 3},  # every expert of all
+    {"experts": 33, "active": 1, "ff": 48, "width": 96, "heads": 6, "kv_heads": 6},
+]
+
+
+@pytest.fixture(scope="module", params=[(arch, size) for arch in ARCHS for size in range(len(SIZES))], ids=str)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    arch, size = request.param
+    path = write_sparse(tmp_path_factory.mktemp(arch) / "tiny.gguf", arch, seed=size, **SIZES[size])
+    with open_gguf(path) as file:
+        yield open_model(file)
+
+
+@pytest.fixture(scope="module", params=ARCHS)
+def quantised(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    path = tmp_path_factory.mktemp(request.param) / "quantised.gguf"
+    with open_gguf(write_sparse(path, request.param, format="Q4_1", seed=7, experts=12, active=3)) as file:
+        yield open_model(file)
+
+
+def ids_of(model: Model, length: int = LENGTH, seed: int = 0) -> list[int]:
+    return [int(i) for i in np.random.default_rng(seed).integers(0, model.spec.vocab, length)]
+
+
+def test_against_transformers(model: Model) -> None:
+    """Float32 throughout on both sides; any chunk, at every level."""
+    pytest.importorskip("transformers", reason="the reference transformers is not installed")
+    ids = ids_of(model)
+    want = transformers_logits(transformers_sparse(model), ids)
+    assert relative_error(logits(model.reference(), ids, chunk=37), want) <= 1e-5
+    for level in _native.levels():
+        assert relative_error(logits(model.native(kv_type="f32", level=level), ids, chunk=41), want) <= 1e-5
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("mistake", ["experts swapped", "renormalised otherwise", "another choice"])
+def test_the_comparison_sees_mistakes(tmp_path: Path, arch: str, mistake: str) -> None:
+    pytest.importorskip("transformers", reason="the reference transformers is not installed")
+    if (arch, mistake) == ("llama", "renormalised otherwise"):
+        extra = {"llama.expert_weights_norm": False}  # the library always does, for this one
+    else:
+        extra = {f"{arch}.expert_used_count": 2} if mistake == "another choice" else {}
+    with open_gguf(write_sparse(tmp_path / "a.gguf", arch)) as file:
+        model = open_model(file)
+        ids = ids_of(model, 40)
+        want = transformers_logits(transformers_sparse(model, mistake=mistake), ids)
+    with open_gguf(write_sparse(tmp_path / "b.gguf", arch, extra=extra)) as file:
+        assert relative_error(logits(open_model(file).reference(), ids), want) > 1e-3
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_against_llamacpp(tmp_path: Path, arch: str) -> None:
+    """Both keep float32 throughout; no choice here is closer than their difference."""
+    pytest.importorskip("xllamacpp", reason="the reference xllamacpp is not installed")
+    path = write_sparse(tmp_path / "tiny.gguf", arch, seed=3, kv_heads=4)  # it has no OLMoE with grouped queries
+    with open_gguf(path) as file, llamacpp(path, context=256, float32_state=True) as peer:
+        model = open_model(file)
+        executor, table = model.native(kv_type="f32"), np.arange(8, dtype=np.int32)[None, :]
+        for n in (1, 70):
+            ids = ids_of(model, n, seed=n)
+            tokens, fresh = [], ids
+            for at in range(30):
+                (row,) = executor.forward(Step([Segment(0, n + at - len(fresh) if at else 0, fresh)]), table)
+                second, first = np.sort(row)[-2:]
+                assert first - second > 1e-4
+                fresh = [int(row.argmax())]
+                tokens += fresh
+            assert len(set(tokens)) > 3
+            assert peer.greedy(ids, 30) == tokens
+
+
+def test_the_same_bits_for_any_schedule(quantised: Model) -> None:
+    """Chunks, threads, modes and levels; grouping by expert changes no bit of a row."""
+    ids = ids_of(quantised)
+    want = logits(quantised.native(), ids)
+    for chunk in (1, 7, 32, 100):
+        assert same_bits(logits(quantised.native(threads=2), ids, chunk=chunk, seed=chunk), want)
+    for mode in MODES:
+        assert same_bits(logits(quantised.native(mode=mode, threads=3), ids, chunk=60), want)
+    for level in _native.levels():
+        if level != "portable":
+            assert same_bits(logits(quantised.native(level=level), ids, chunk=64), want)
+    whole = logits(quantised.native(level="portable"), ids[:60])
+    assert same_bits(logits(quantised.native(level="portable", threads=2), ids[:60], chunk=7), whole)
+
+
+def test_company_in_the_batch(quantised: Model) -> None:
+    """Neighbours that send other rows to a row's experts, and away from them."""
+    ids, executor = ids_of(quantised, 60), quantised.native(pages=64, threads=2)
+    table = np.random.default_rng(0).permutation(64).astype(np.int32).reshape(8, 8)
+    want = logits(quantised.native(), ids)
+    segments = [Segment(s, 0, ids_of(quantised, 5 + 9 * s, seed=s), Want.NONE) for s in range(1, 8)]
+    first = executor.forward(Step([*segments[:3], Segment(0, 0, ids[:40], Want.ALL), *segments[3:]]), table)
+    decoding = [Segment(s, 5 + 9 * s, [s], Want.NONE) for s in range(1, 8)]
+    rest = executor.forward(Step([Segment(0, 40, ids[40:], Want.ALL), *decoding]), table)
+    assert same_bits(np.concatenate([first, rest]), want)
