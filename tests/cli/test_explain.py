@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from support.command import Run
+from support.sparse import write_sparse
 from support.tiny import write_llama
 
 MATRICES = 2 * (64 * (64 + 2 * 32) + 64 * 64 + 3 * 64 * 128)  # elements, of both layers of the tiny model
@@ -74,3 +75,14 @@ def test_what_does_not_fit_says_why(phaseline: Run, explain: Any, tiny: str) -> 
     assert fit["fits"] is False and "weights" in fit["reason"]
     shown = phaseline("explain", tiny, "--memory", "1MiB")
     assert shown.returncode == 0 and "does not fit: " in shown.stdout
+
+
+def test_a_sparse_model_tells_shared_bytes_from_routed(phaseline: Run, tmp_path: Path, tiny: str) -> None:
+    path = str(write_sparse(tmp_path / "sparse.gguf", "olmoe", experts=8, active=3))
+    found = json.loads(phaseline("explain", path, "--json").stdout)
+    for phase, rows in found["phases"].items():
+        assert 0 < rows["routed_bytes"] < rows["weight_bytes"]
+        assert rows["routed_bytes"] == sum(op["routed_bytes"] for op in found["ops"] if op["phase"] == phase)
+    shown = " ".join(phaseline("explain", path).stdout.split())
+    assert "decode of 1 row:" in shown and "(3.0 of 8 expected under uniform routing)" in shown
+    assert "experts" not in phaseline("explain", tiny).stdout

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.command import COMMAND, ENVIRONMENT, Run
+from support.sparse import write_sparse
 
 ROW = {
     *("phase", "mode", "tokens", "context", "streams", "chunk", "seconds"),
@@ -79,3 +80,12 @@ def test_operations_of_both_phases(phaseline: Run, plain: str, tmp_path: Path) -
         for row in rows:
             name = row["op"].split()
             assert any(line[: len(name)] == name and line[-1] == f"{row['fraction']:.0%}" for line in lines)
+
+
+def test_a_sparse_model_adds_dispatch_and_what_its_experts_cost(phaseline: Run, tmp_path: Path) -> None:
+    path = str(write_sparse(tmp_path / "sparse.gguf", "olmoe", context=128))
+    done = phaseline("measure", path, "--repeats", "1", "--threads", "1")
+    assert (done.returncode, done.stderr) == (0, "")
+    shown = " ".join(done.stdout.split())
+    assert "prefill dispatch 64" in shown and "expected under uniform routing," in shown
+    assert "64 tokens in one chunk:" in shown and "times dispatch row by row, where bytes allow" in shown

@@ -37,7 +37,7 @@ def scores(path: Path, **options: Any) -> list[TokenLogprob | None]:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"mode": "sprint"}, "mode 'sprint' is not one of walk, eager, layer, chunk"),
+        ({"mode": "sprint"}, "mode 'sprint' is not one of walk, eager, layer, dispatch, chunk"),
         ({"numerics": "exact"}, "numerics 'exact' is not one of fast, invariant, reference"),
         ({"kv_type": "int3"}, "kv_type 'int3' is not one of bf16, f32"),
         ({"policy": "fastest"}, "'fastest' is unknown; supported: mixed, prefill-first, decode-first"),
@@ -106,7 +106,7 @@ def test_memory_for_nothing_at_all_is_refused_with_the_least(tmp_path: Path) -> 
     [
         ({"general.architecture": "perceiver"}, UnsupportedError, "architecture 'perceiver' .*supported: .*llama"),
         ({"llama.logit_scale": 2.0}, UnsupportedError, r"unknown setting llama\.logit_scale"),
-        ({"llama.expert_count": 8}, UnsupportedError, r"llama\.expert_count = 8 is not supported"),
+        ({"llama.expert_count": 8}, FileFormatError, r"llama\.expert_used_count is missing"),
         ({"llama.block_count": 0}, FileFormatError, r"llama\.block_count is 0"),
         ({"llama.embedding_length": 96}, FileFormatError, r"tensor 'token_embd\.weight' has shape"),
         ({"tokenizer.ggml.pre": "unheard-of"}, UnsupportedError, "unheard-of"),

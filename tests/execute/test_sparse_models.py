@@ -11,10 +11,12 @@ from phaseline import _native
 from phaseline.execute.native import MODES
 from phaseline.files.gguf import open_gguf
 from phaseline.program.step import Segment, Step, Want
+from support.distributions import log_softmax
 from support.llamacpp import llamacpp
 from support.models import Model, logits, open_model, relative_error
 from support.small_programs import same_bits
 from support.sparse import ARCHS, transformers_sparse, write_sparse
+from support.tiny import EOS
 from support.transformers_llama import transformers_logits
 
 LENGTH = 150
@@ -72,23 +74,20 @@ def test_the_comparison_sees_mistakes(tmp_path: Path, arch: str, mistake: str) -
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_against_llamacpp(tmp_path: Path, arch: str) -> None:
-    """Both keep float32 throughout; no choice here is closer than their difference."""
+    """Its log-probabilities of the 20 most likely tokens; on float32 weights they are up to 7e-3 off, in dense models
+    too. A model that chooses one expert fewer is far from it."""
     pytest.importorskip("xllamacpp", reason="the reference xllamacpp is not installed")
     path = write_sparse(tmp_path / "tiny.gguf", arch, seed=3, kv_heads=4)  # it has no OLMoE with grouped queries
-    with open_gguf(path) as file, llamacpp(path, context=256, float32_state=True) as peer:
-        model = open_model(file)
-        executor, table = model.native(kv_type="f32"), np.arange(8, dtype=np.int32)[None, :]
-        for n in (1, 70):
-            ids = ids_of(model, n, seed=n)
-            tokens, fresh = [], ids
-            for at in range(30):
-                (row,) = executor.forward(Step([Segment(0, n + at - len(fresh) if at else 0, fresh)]), table)
-                second, first = np.sort(row)[-2:]
-                assert first - second > 1e-4
-                fresh = [int(row.argmax())]
-                tokens += fresh
-            assert len(set(tokens)) > 3
-            assert peer.greedy(ids, 30) == tokens
+    other = write_sparse(tmp_path / "other.gguf", arch, seed=3, kv_heads=4, active=2)
+    with open_gguf(path) as file, open_gguf(other) as fewer, llamacpp(path, context=256) as peer:
+        model, wrong = open_model(file), open_model(fewer)
+        ids = [int(i) for i in np.random.default_rng(1).integers(2, 250, 80)]
+        ours, theirs = (log_softmax(logits(m.native(kv_type="f32"), ids, chunk=33)) for m in (model, wrong))
+        lengths = [n for n in range(9, 80, 5) if ours[n - 1].argmax() != EOS]  # of which it tells nothing
+        for n in lengths[:4]:
+            top, expected = peer.top(ids[:n], 20)
+            assert np.abs(ours[n - 1][top] - expected).max() < 0.02
+            assert np.abs(theirs[n - 1][top] - expected).max() > 0.1
 
 
 def test_the_same_bits_for_any_schedule(quantised: Model) -> None:

@@ -98,7 +98,6 @@ def test_a_setting_out_of_range_is_named(file: GGUFFile, name: str, value: Any) 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("expert_count", 8),
         ("expert_used_count", 2),
         ("rope__scaling__type", "longrope"),
         ("rope__scaling__yarn_ext_factor", 0.5),

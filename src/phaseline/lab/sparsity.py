@@ -88,8 +88,7 @@ def mean_reading(readings: Sequence[Reading]) -> Reading:
     distinct = [r.distinct_observed for r in readings if r.distinct_observed is not None]
     if not routed or not distinct:
         return readings[0]
-    counted = {"routed_bytes_observed": fmean(routed), "distinct_observed": fmean(distinct)}
-    return replace(readings[0], **counted)
+    return replace(readings[0], routed_bytes_observed=fmean(routed), distinct_observed=fmean(distinct))
 
 
 def allowed_win(program: Program, many: Reading) -> float:

@@ -18,6 +18,7 @@ from phaseline.lab.stats import median
 from phaseline.program.cost import decode_work, prefill_work, step_cost, weight_bytes
 from support.engines import assert_idle
 from support.own_engine import own_engine
+from support.sparse import write_sparse
 from support.tiny import write_llama
 
 LIMITS = {"launch", "bandwidth", "compute", "capacity", "unknown"}
@@ -133,3 +134,15 @@ def test_what_is_refused(model: Path) -> None:
             Regime(own, {}, streams=(0,))
         with pytest.raises(RequestError, match="repeats = 0"):
             Regime(own, {}, streams=(1,), rounds=0)
+
+
+def test_a_sparse_model_tells_shared_bytes_from_routed(tmp_path: Path, record: dict[str, Any]) -> None:
+    path = write_sparse(tmp_path / "sparse.gguf", "qwen3moe", experts=8, active=2)
+    with own_engine(path, chunk=64, max_running=4) as (_, own):
+        found = run(Regime(own, {}, tokens=32, context=20, streams=(1,), rounds=1))
+    prefill, decode = found["results"]
+    assert prefill["sparse"]["rows"] == 32 and 2 < prefill["sparse"]["distinct_observed"] <= 8
+    assert decode["sparse"]["distinct"] == decode["sparse"]["distinct_observed"] == 2
+    assert "Decode of 1 row:" in found["finding"] and "By bytes a row may be read" in found["finding"]
+    assert f"measured {prefill['tok_s'] / decode['tok_s']:.2f} times decode's" in found["finding"]
+    assert "experts" not in record["finding"] and not any("sparse" in row for row in record["results"])
