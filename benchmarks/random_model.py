@@ -1,11 +1,11 @@
 """Write a random model of a real one's proportions, for timing: weights of any file size without a download.
 
-Blocks hold random codes with scales that keep activations of ordinary size; the vocabulary is made up. Answers mean
-nothing, times do: kernels do not branch on values. Routing of random weights is close to uniform.
+Blocks hold random codes whose values keep activations of ordinary size; the vocabulary is made up. Answers mean
+nothing, times do: kernels do not branch on values. Routing by random weights is close to uniform.
 """
 
 import argparse
-import itertools
+import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,18 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from format_model import random_matrix
 from gguf import GGMLQuantizationType, GGUFWriter, TokenType
 from numpy.typing import NDArray
 
 from phaseline.files.quant import FORMATS
 
-# Bytes of a block's half-precision factors: of the scale, of the minimum, and their ratio for a mean of zero.
-FACTORS: Mapping[str, tuple[int, int | None, float]] = {
-    "Q8_0": (0, None, 0.0),
-    "Q4_1": (0, 2, -7.5),
-    "Q4_K": (0, 2, 7.5),
-    "Q6_K": (208, None, 0.0),
-}
+BLOCKS = tuple(name for name, format in FORMATS.items() if format.block > 1)
 
 
 @dataclass
@@ -50,44 +45,21 @@ class RandomModel:
         add(f"{self.arch}.{key}", value)
 
     def vocabulary(self, tokens: int) -> None:
-        """Byte-level BPE of made-up merges: two control tokens, the bytes, then pairs of what is there."""
-        printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-        spare = itertools.count(256)
-        plain = [chr(b) if b in printable else chr(next(spare)) for b in range(256)]
-        letters = "etaoinshrdlucmfwypvbgkqjxz"
-        merges: list[tuple[str, str]] = []
-        stems = list(letters)
-        while len(merges) < tokens - 258:
-            pairs = [(stem, letter) for stem in stems for letter in letters]
-            merges += pairs
-            stems = [a + b for a, b in pairs]
-        merges = merges[: tokens - 258]
-        plain += [a + b for a, b in merges]
+        """Tokens without a meaning: prompts are ids."""
         self.out.add_tokenizer_model("gpt2")
         self.out.add_tokenizer_pre("gpt-2")
-        self.out.add_token_list(["<|bos|>", "<|eos|>", *plain])
-        self.out.add_token_types([TokenType.CONTROL] * 2 + [TokenType.NORMAL] * len(plain))
-        self.out.add_token_merges([f"{a} {b}" for a, b in merges])
+        self.out.add_token_list(["a", "b", "ab", *(f"t{n}" for n in range(3, tokens))])
+        self.out.add_token_types([TokenType.NORMAL] * tokens)
+        self.out.add_token_merges(["a b"])
         self.out.add_bos_token_id(0)
         self.out.add_eos_token_id(1)
-        self.out.add_add_bos_token(False)
 
-    def matrix(self, name: str, *shape: int, gain: float = 1.0) -> None:
-        """A weight whose outputs are about as large as its inputs, times `gain`; shape (..., outputs, inputs)."""
-        format, cols = FORMATS[self.format], shape[-1]
-        rows = int(np.prod(shape[:-1]))
-        raw = self.rng.integers(0, 256, (rows, cols // format.block, format.bytes), dtype=np.uint8)
-        scale, minimum, ratio = FACTORS[self.format]
-
-        def factors(d: float) -> None:
-            raw[..., scale : scale + 2] = np.array([d], "<f2").view(np.uint8)
-            if minimum is not None:
-                raw[..., minimum : minimum + 2] = np.array([d * ratio], "<f2").view(np.uint8)
-
-        factors(1.0)
-        spread = format.decode_rows(raw[:64].reshape(min(rows, 64), -1)).std()
-        factors(gain * cols**-0.5 / float(spread))
-        self.out.add_tensor(name + ".weight", raw.reshape(*shape[:-1], -1), raw_dtype=GGMLQuantizationType[self.format])
+    def matrix(self, name: str, *shape: int) -> None:
+        """A weight whose outputs are about as large as its inputs; shape (..., outputs, inputs)."""
+        kind = FORMATS[self.format]
+        raw = random_matrix(self.rng, kind, math.prod(shape[:-1]), shape[-1])
+        raw = raw.reshape(*shape[:-1], -1)
+        self.out.add_tensor(name + ".weight", raw, raw_dtype=GGMLQuantizationType[kind.name])
 
     def plain(self, name: str, values: NDArray[Any]) -> None:
         self.out.add_tensor(name + ".weight", values.astype(np.float32))
@@ -146,7 +118,7 @@ def write(path: Path, shape: str, *, format: str = "Q4_K", seed: int = 0) -> Pat
     for key, value in settings.items():
         model.setting(key, value)
     model.vocabulary(s.vocab)
-    model.matrix("token_embd", s.vocab, s.width, gain=s.width**0.5)
+    model.matrix("token_embd", s.vocab, s.width)
     for layer in range(s.layers):
         _layer(model, f"blk.{layer}.", s, head)
     model.norm("output_norm", s.width)
@@ -179,7 +151,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("path", type=Path)
-    parser.add_argument("--format", choices=FACTORS, default="Q4_K", help="of all matrices")
+    parser.add_argument("--format", choices=BLOCKS, default="Q4_K", help="of all matrices")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     write(args.path, args.shape, format=args.format, seed=args.seed)
