@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
 
 from support.models import Model
-from support.tiny import add_tokenizer, encode
+from support.tiny import TinyWriter
 
 ARCHS = ("llama", "olmoe", "qwen3moe")  # the first is Mixtral's
 
@@ -32,58 +31,44 @@ def write_sparse(
     extra: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a random model of that architecture and return its path; routers and norms are F32."""
-    rng, writer = np.random.default_rng(seed), GGUFWriter(path, arch)
-    writer.add_context_length(context)
-    writer.add_embedding_length(width)
-    writer.add_block_count(layers)
-    writer.add_feed_forward_length(ff)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
-    writer.add_rope_dimension_count(head_dim)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(vocab)
-    writer.add_expert_count(experts)
-    writer.add_expert_used_count(active)
+    rng = np.random.default_rng(seed)
+    w, q, kv = TinyWriter(path, arch, vocab=vocab, format=format, seed=seed), heads * head_dim, kv_heads * head_dim
+    w.keys(
+        context_length=context,
+        embedding_length=width,
+        block_count=layers,
+        feed_forward_length=ff,
+        attention__head_count=heads,
+        attention__head_count_kv=kv_heads,
+        attention__key_length=head_dim,
+        attention__value_length=head_dim,
+        attention__layer_norm_rms_epsilon=1e-5,
+        rope__dimension_count=head_dim,
+        rope__freq_base=10000.0,
+        vocab_size=vocab,
+        expert_count=experts,
+        expert_used_count=active,
+    )
     if arch == "qwen3moe":
-        writer.add_expert_feed_forward_length(ff)
-    add_tokenizer(writer, vocab, add_bos=False)
-    for key, value in (extra or {}).items():
-        writer.add_key_value(key, value, GGUFValueType.get_type(value))
-
-    def matrix(name: str, *shape: int, gain: float = 1.0) -> None:
-        *rows, cols = shape
-        raw = encode(rng, format, int(np.prod(rows)), cols, gain * cols**-0.5)
-        writer.add_tensor(name + ".weight", raw.reshape(*rows, -1), raw_dtype=GGMLQuantizationType[format])
-
-    def plain(name: str, mean: float, std: float, *shape: int) -> None:
-        writer.add_tensor(name + ".weight", rng.normal(mean, std, shape).astype(np.float32))
-
-    q, kv = heads * head_dim, kv_heads * head_dim
-    matrix("token_embd", vocab, width, gain=width**0.5)
+        w.keys(expert_feed_forward_length=ff)
+    w.metadata(extra or {})
+    w.matrix("token_embd", vocab, width, 1.0)
     for n in range(layers):
-        at = f"blk.{n}."
-        plain(at + "attn_norm", 1, 0.1, width)
-        for part, *shape in (("q", q, width), ("k", kv, width), ("v", kv, width)):
-            matrix(f"{at}attn_{part}", *shape)
-        if arch != "llama":
-            plain(at + "attn_q_norm", 1, 0.1, q if arch == "olmoe" else head_dim)
-            plain(at + "attn_k_norm", 1, 0.1, kv if arch == "olmoe" else head_dim)
-        matrix(at + "attn_output", width, q, gain=2)
-        plain(at + "ffn_norm", 1, 0.1, width)
-        plain(at + "ffn_gate_inp", 0, 2 * width**-0.5, experts, width)
-        matrix(at + "ffn_gate_exps", experts, ff, width)
-        matrix(at + "ffn_up_exps", experts, ff, width)
-        matrix(at + "ffn_down_exps", experts, width, ff, gain=2)
-    plain("output_norm", 1, 0.1, width)
-    matrix("output", vocab, width, gain=2)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+        p = f"blk.{n}."
+        w.vector(p + "attn_norm.weight", width, 1.0)
+        for part, rows in (("q", q), ("k", kv), ("v", kv)):
+            w.matrix(p + f"attn_{part}", rows, width)
+            if arch != "llama" and part != "v":
+                w.vector(p + f"attn_{part}_norm.weight", rows if arch == "olmoe" else head_dim, 1.0)
+        w.matrix(p + "attn_output", width, q, 2 * q**-0.5)
+        w.vector(p + "ffn_norm.weight", width, 1.0)
+        w.values(p + "ffn_gate_inp.weight", rng.normal(0, 2 * width**-0.5, (experts, width)))
+        w.stack(p + "ffn_gate_exps", experts, ff, width)
+        w.stack(p + "ffn_up_exps", experts, ff, width)
+        w.stack(p + "ffn_down_exps", experts, width, ff, 2 * ff**-0.5)
+    w.vector("output_norm.weight", width, 1.0)
+    w.matrix("output", vocab, width, 2 * width**-0.5)
+    return w.close()
 
 
 _LAYER = {

@@ -65,6 +65,12 @@ class TinyWriter:
         values = encode(self._rng, chosen, rows, cols, cols**-0.5 if std is None else std)
         self._writer.add_tensor(name + ".weight", values, raw_dtype=GGMLQuantizationType[chosen])
 
+    def stack(self, name: str, count: int, rows: int, cols: int, std: float | None = None) -> None:
+        """`name`.weight as that many matrices, one below the other."""
+        values = encode(self._rng, self._format, count * rows, cols, cols**-0.5 if std is None else std)
+        raw = values.reshape(count, rows, -1)
+        self._writer.add_tensor(name + ".weight", raw, raw_dtype=GGMLQuantizationType[self._format])
+
     def vector(self, name: str, width: int, mean: float = 0.0, std: float = 0.1) -> None:
         """The float32 tensor `name`."""
         self._writer.add_tensor(name, self._rng.normal(mean, std, width).astype(np.float32))
