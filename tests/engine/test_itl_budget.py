@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phaseline import SamplingParams, load
-from phaseline.engine.policy import ItlBudget
+from phaseline.engine.policy import LEAST, ItlBudget
 from phaseline.engine.scheduler import Plan, Scheduler
 from phaseline.engine.step_cost import step_rows
 from phaseline.engine.types import Request
@@ -47,7 +47,7 @@ class Machine:
         read = sum(n for n, one in zip(counts, prefilling, strict=True) if one)
         unread = sum(s.prefill - s.computed for s in self.scheduler.running if s.prefilling)
         if unread:
-            assert read >= min(PAGE, unread, self.scheduler.chunk), "a prompt was starved"
+            assert read >= min(LEAST, unread, self.scheduler.chunk), "a prompt was starved"
         assert read <= self.scheduler.chunk
         if all(prefilling):
             assert read == min(unread, self.scheduler.chunk), "less was read than could be"
@@ -95,13 +95,13 @@ def test_prompts_share_the_budget_and_come_in_only_when_it_has_room() -> None:
     assert 60 < read < 120 and 0.027 < seconds < 0.0306
 
 
-def test_the_first_chunk_is_a_page_where_nothing_is_known_of_prompts() -> None:
+def test_the_first_chunk_is_the_least_where_nothing_is_known_of_prompts() -> None:
     machine = Machine(TRUE, chunk=512, ms=60)
     machine.add("victim", 1, 100)
     for _ in range(10):
         machine.step()
     machine.add("intruder", 2000, 4)
-    assert [machine.step()[1] for _ in range(2)] == [PAGE, pytest.approx(170, abs=20)]
+    assert [machine.step()[1] for _ in range(2)] == [LEAST, pytest.approx(170, abs=20)]
 
 
 def test_whole_chunks_are_read_until_somebody_decodes() -> None:
@@ -109,7 +109,7 @@ def test_whole_chunks_are_read_until_somebody_decodes() -> None:
     machine.add("a", 1000, 3)
     machine.add("b", 300, 3)
     assert [machine.step()[1] for _ in range(2)] == [512, 512]
-    assert machine.step()[:2] == (1, PAGE)
+    assert machine.step()[:2] == (1, LEAST)
 
 
 @settings(max_examples=60)
@@ -156,7 +156,7 @@ def test_a_budget_changes_the_chunks_and_no_answer(model: Path) -> None:
             return planned
 
         engine.scheduler.plan = watched  # type: ignore[method-assign]
-        params = SamplingParams(max_tokens=20, logprobs=2, temperature=1.0, seed=3, ignore_eos=True)
+        params = SamplingParams(max_tokens=40, logprobs=2, temperature=1.0, seed=3, ignore_eos=True)
         engine.submit(Request("victim", PROMPT[:5], params))
         deltas = engine.step()
         engine.submit(Request("intruder", PROMPT, params))
@@ -167,9 +167,9 @@ def test_a_budget_changes_the_chunks_and_no_answer(model: Path) -> None:
         engine.close()
         return chunks, [(d.request_id, d.token_ids, d.logprobs) for d in sorted(deltas, key=lambda d: d.request_id)]
 
-    (whole, plain), (pages, kept) = served(), served(itl_budget_ms=1e-6)
+    (whole, plain), (least, kept) = served(), served(itl_budget_ms=1e-6)
     assert whole == [200]
-    assert pages == [PAGE] * 6 + [8]
+    assert least == [LEAST] * 25
     assert kept == plain
 
 

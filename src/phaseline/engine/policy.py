@@ -8,6 +8,8 @@ from phaseline.engine.step_cost import Estimate, StepCost, step_rows
 from phaseline.errors import RequestError, UnsupportedError
 from phaseline.program.step import Step
 
+LEAST = 8  # rows of a full tile of the kernels: fewer cost more each, and a prompt must get on
+
 
 class Phase(Enum):
     PREFILL = "prefill"
@@ -75,7 +77,7 @@ class Allowance:
 class ItlBudget:
     """Sizes the chunk of a mixed step so that the step, and with it the gap of each stream, takes at most `ms`.
 
-    What a step costs is learnt from the steps that ran. A page of the prompts is read in each, whatever it costs.
+    What a step costs is learnt from the steps that ran. LEAST tokens of the prompts are read in each, whatever they cost.
     """
 
     ms: float
@@ -85,9 +87,9 @@ class ItlBudget:
         if isinstance(self.ms, bool) or not isinstance(self.ms, int | float) or not 0 < self.ms < math.inf:
             raise RequestError(f"ITL budget = {self.ms!r} ms: it must be a number above 0")
 
-    def allowance(self, decodes: Step, chunk: int, page: int) -> Allowance:
+    def allowance(self, decodes: Step, chunk: int) -> Allowance:
         """What may join a step of these decode segments: all of `chunk` if there are none."""
         if not decodes.segments:
             return Allowance(chunk)
         estimate = self.cost.estimate()
-        return Allowance(chunk, page, self.ms / 1e3 - estimate.seconds(step_rows(decodes)), estimate)
+        return Allowance(chunk, LEAST, self.ms / 1e3 - estimate.seconds(step_rows(decodes)), estimate)

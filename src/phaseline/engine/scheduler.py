@@ -177,7 +177,7 @@ class Scheduler:
     def _chunks(self, decodes: Step) -> Iterator[tuple[Sequence, int]]:
         """Prefill chunks in order of arrival, until what may join the step's decode rows is spent."""
         budget, chunk = self.itl_budget, self.chunk
-        allowance = budget.allowance(decodes, chunk, self.table.page_size) if budget else Allowance(chunk)
+        allowance = budget.allowance(decodes, chunk) if budget else Allowance(chunk)
         for sequence in self._prefills():
             count = allowance.take(sequence.prefill - sequence.computed, sequence.computed, sequence.scores_prompt)
             if count:
