@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from phaseline import load
+from phaseline.engine import policy
 from phaseline.errors import RequestError
-from phaseline.execute.native import NativeExecutor
 from phaseline.lab.experiments.base import conduct
 from phaseline.lab.experiments.clash import Clash, tolls
 from phaseline.lab.experiments.interference import Interference, analyse, clash_row
-from phaseline.lab.experiments.stage import PAGE, Scene, Setting, Stage
+from phaseline.lab.experiments.stage import LEAST, Scene, Setting, Stage
 from phaseline.lab.records import to_json
 from phaseline.lab.stats import median
 from phaseline.lab.systems.openai_http import OpenAISystem
@@ -145,7 +145,7 @@ def test_prompts_never_repeat(streams: PhaselineStreams) -> None:
     scene, here = replace(SCENE, victims=2), stage(streams)
     asked = [here._ask(scene.intruder_tokens, 2).prompt[:3] for _ in range(50)]
     assert len({tuple(prompt) for prompt in asked}) == 50
-    assert system.executor.page_size == PAGE == NativeExecutor.page_size
+    assert LEAST == policy.LEAST
 
 
 def test_an_interrupted_run_keeps_what_was_measured(streams: PhaselineStreams) -> None:

@@ -10,7 +10,7 @@ from phaseline.lab.prompts import WORDS, Vocabulary, random_asks
 from phaseline.lab.systems.base import Ask, StreamSystem
 from phaseline.lab.systems.phaseline import PhaselineSystem
 
-PAGE = 32  # tokens of a prompt that our engine reads in a step, whatever its budget in time
+LEAST = 8  # tokens of a prompt that our engine reads in a step, whatever its budget in time
 _UNKNOWN_PIECES = 256  # that a victim must outlive where the chunk is not known
 _SPARE = 64  # tokens that a victim is asked for beyond
 
@@ -19,7 +19,7 @@ _SPARE = 64  # tokens that a victim is asked for beyond
 class Setting:
     """How the system reads prompts: at most `chunk` tokens per step, 0 for all at once, None where that is not known.
 
-    `itl_budget_ms`: fewer, but at least PAGE, where the step would take longer.
+    `itl_budget_ms`: fewer, but at least LEAST, where the step would take longer.
     """
 
     chunk: int | None = None
@@ -36,7 +36,7 @@ class Setting:
         if self.chunk is None:
             return None
         chunk = self.chunk or prompt
-        return len(chunk_schedule(prompt, chunk if self.itl_budget_ms is None else min(chunk, PAGE)))
+        return len(chunk_schedule(prompt, chunk if self.itl_budget_ms is None else min(chunk, LEAST)))
 
 
 @dataclass(frozen=True, slots=True)
