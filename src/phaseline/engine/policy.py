@@ -77,7 +77,7 @@ class Allowance:
 class ItlBudget:
     """Sizes the chunk of a mixed step so that the step, and with it the gap of each stream, takes at most `ms`.
 
-    What a step costs is learnt from the steps that ran. LEAST tokens of the prompts are read in each, whatever they cost.
+    What a step costs is learnt from the steps that ran. LEAST tokens of prompts are read in each, whatever they cost.
     """
 
     ms: float

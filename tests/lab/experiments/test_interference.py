@@ -141,7 +141,6 @@ def test_each_piece_of_a_prompt_is_a_step_of_its_own_beside_the_streams(streams:
 
 
 def test_prompts_never_repeat(streams: PhaselineStreams) -> None:
-    system = streams.stepwise()
     scene, here = replace(SCENE, victims=2), stage(streams)
     asked = [here._ask(scene.intruder_tokens, 2).prompt[:3] for _ in range(50)]
     assert len({tuple(prompt) for prompt in asked}) == 50
