@@ -1,5 +1,6 @@
 """A llama of random weights in any one format: as large as asked, made in seconds, for timing alone."""
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -53,10 +54,12 @@ def random_matrix(rng: np.random.Generator, format: Format, rows: int, cols: int
 
 
 def _vocabulary(out: GGUFWriter) -> None:
-    """Letters alone, numbered: the prompts are ids."""
+    """The bytes, one merge of them, and numbers: prompts are ids."""
+    spare, printable = itertools.count(256), {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    tokens = [chr(byte) if byte in printable else chr(next(spare)) for byte in range(256)] + ["ab"]
     out.add_tokenizer_model("gpt2")
     out.add_tokenizer_pre("gpt-2")
-    out.add_token_list([f"t{n}" for n in range(VOCAB)])
+    out.add_token_list(tokens + [f"<{n}>" for n in range(len(tokens), VOCAB)])
     out.add_token_types([TokenType.NORMAL] * VOCAB)
     out.add_token_merges(["a b"])
     out.add_bos_token_id(0)

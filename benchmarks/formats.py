@@ -16,9 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from format_model import CONTEXT, VOCAB, write
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from versus import Turns, peer_build, that_start
@@ -36,19 +34,15 @@ from phaseline.lab.stats import median
 from phaseline.machine import host_rates
 
 
-def packed_bytes(format: Format, raw: NDArray[np.uint8]) -> int:
-    """Bytes of a matrix once it is packed, from one panel of it."""
-    cols = raw.shape[1] // format.bytes * format.block
-    matrix = _native.pack(format.name, raw[:16], cols, _native.Team(1), _native.Store(), format.codebook)
-    return matrix.nbytes * len(raw) // 16
-
-
 def measure(format: Format, args: argparse.Namespace) -> dict[str, Any]:
     """One row of the table."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{format.name}.gguf"
         matrices = write(path, format, args.layers)
-        packed = sum(packed_bytes(format, raw) for raw in matrices.values())
+        packed = sum(
+            _native.packed_bytes(format.name, len(raw), raw.shape[1] // format.bytes * format.block)
+            for raw in matrices.values()
+        )
         before = host_rates(packed)
         record = compare(path, args)
         after = host_rates(packed)

@@ -32,6 +32,7 @@ class Matrix:
 
 class Store: ...
 
+def packed_bytes(format: str, rows: int, cols: int) -> int: ...
 def pack(
     format: str,
     raw: NDArray[np.uint8],

@@ -101,6 +101,16 @@ def test_memory_for_nothing_at_all_is_refused_with_the_least(tmp_path: Path) -> 
     assert least["reference"] - least["fast"] > 5 * path.stat().st_size >> 20  # its weights and state are float32
 
 
+def test_memory_is_reckoned_with_what_weights_are_packed_into(tmp_path: Path) -> None:
+    """Three bits for a weight that the file holds in two; 256 MiB are for all but weights and state."""
+    sizes: dict[str, Any] = {"layers": 8, "width": 256, "ff": 1024, "vocab": 4096, "context": 64}
+    path = write_llama(tmp_path / "wide.gguf", format="IQ2_XXS", **sizes)
+    with pytest.raises(CapacityError, match="at least") as refusal:
+        load(path, memory=1 << 20)
+    least = int(re.findall(r"at least (\d+) MiB", str(refusal.value))[0])
+    assert (least - 256) << 20 > 1.5 * path.stat().st_size
+
+
 @pytest.mark.parametrize(
     ("extra", "error", "message"),
     [

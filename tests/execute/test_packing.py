@@ -18,6 +18,7 @@ def unpacked(format: Format, raw: NDArray[np.uint8], cols: int, threads: int = 1
     """All rows read back from the panels."""
     matrix = _native.pack(format.name, raw, cols, _native.Team(threads), _native.Store(), format.codebook)
     assert matrix.shape == (len(raw), cols)
+    assert matrix.nbytes == _native.packed_bytes(format.name, len(raw), cols)
     out = np.full((len(raw), cols), np.nan, np.float32)
     for i, row in enumerate(out):
         matrix.row(i, row)

@@ -39,6 +39,12 @@ Matrix* pack(const std::string& format, View<const uint8_t, 2> raw, int cols, Te
                       store);
 }
 
+size_t packed_bytes(const std::string& format, size_t rows, int cols) {
+    const Format* f = find_format(format);
+    if (!f || cols < 0 || cols % f->block) throw nb::value_error("no kernel reads rows of that type and size");
+    return (rows + PANEL - 1) / PANEL * panel_bytes(*f, cols);
+}
+
 // Checks all that the kernels will trust, then starts the step.
 
 void begin(Plan& plan, View<const int32_t, 1> tokens, View<const int32_t, 2> segments, View<const int32_t, 1> wanted,
@@ -145,6 +151,7 @@ NB_MODULE(_native, m) {
             w.unpack_row(row, out.data());
         }, "row"_a, "out"_a);
     nb::class_<Store>(m, "Store", "The memory of packed weights.").def(nb::init<>());
+    m.def("packed_bytes", &packed_bytes, "format"_a, "rows"_a, "cols"_a);
     m.def("pack", &pack, nb::rv_policy::take_ownership, nb::keep_alive<0, 5>(), "format"_a, "raw"_a, "cols"_a, "team"_a,
           "store"_a, "codebook"_a = nb::none());
 

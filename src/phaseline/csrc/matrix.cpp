@@ -129,12 +129,21 @@ uint8_t* Store::take(size_t bytes) {
     return data;
 }
 
+size_t panel_scale_bytes(const Format& format, int cols) {
+    return round_up(own_at(format.scales, cols / BLOCK) - shared_bytes(format.scales), 64);
+}
+
+size_t panel_bytes(const Format& format, int cols) {
+    const int units = is_plain(format.codes) ? cols : cols / BLOCK;
+    return panel_scale_bytes(format, cols) + round_up(size_t(units) * code_bytes(format.codes), 64);
+}
+
 Matrix::Matrix(const Format& format, const uint8_t* raw, size_t row_bytes, int rows, int cols, const uint8_t* codebook,
                Team& team, Store& store)
     : format(format), rows(rows), cols(cols), panels((rows + PANEL - 1) / PANEL),
       blocks(is_plain(format.codes) ? 0 : cols / BLOCK),
-      scale_bytes_(round_up(own_at(format.scales, blocks) - shared_bytes(format.scales), 64)),
-      panel_bytes_(scale_bytes_ + round_up(size_t(blocks ? blocks : cols) * code_bytes(format.codes), 64)),
+      scale_bytes_(panel_scale_bytes(format, cols)),
+      panel_bytes_(panel_bytes(format, cols)),
       data_(store.take(panel_bytes_ * size_t(panels))) {
     team.run([&](int) {
         for (long p; (p = team.claim()) < panels;) pack_panel(int(p), raw, row_bytes, codebook);

@@ -29,6 +29,10 @@ class Store {
     std::vector<Slab> slabs_;
 };
 
+// Bytes of a panel's scales, and of a whole panel, for rows of `cols`.
+size_t panel_scale_bytes(const Format& format, int cols);
+size_t panel_bytes(const Format& format, int cols);
+
 // A packed weight of `rows` outputs and `cols` inputs; the last panel is padded with zeros.
 class Matrix {
   public:

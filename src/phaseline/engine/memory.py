@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from phaseline.errors import CapacityError
 from phaseline.execute.host import available_memory
-from phaseline.execute.native import KV_TYPES, NativeExecutor, padded_state
-from phaseline.program.cost import weight_bytes
+from phaseline.execute.native import KV_TYPES, NativeExecutor, packed_bytes, padded_state
+from phaseline.files.base import TensorInfo
 from phaseline.program.ir import Program
 
 _GB = 2**30
@@ -49,11 +49,11 @@ def fit(
     `context` defaults to the model's own, shortened to what fits; a stated one is kept or refused. `memory` is all
     that the engine may take, weights included; by default what the host says is available. The pool takes no more
     than `max_running` full contexts; its memory is touched only as pages are used. `decoded`: weights are held as
-    float32 instead of as in the file.
+    float32 instead of packed.
     """
     size = NativeExecutor.page_size
     budget = available_memory() if memory is None else memory
-    weights = _float32_bytes(program) if decoded else weight_bytes(program)
+    weights = sum((_float32_bytes if decoded else packed_bytes)(w) for w in program.weights().values())
     per_token = sum(padded_state(spec).elements(1) for spec in program.state) * KV_TYPES[kv_type].itemsize
     room = budget - weights - _RESERVE
     longest = max(0, room) // (per_token * size) * size  # tokens that whole pages can hold
@@ -72,5 +72,5 @@ def fit(
     return Fit(budget, weights, per_token, wanted, pages, size)
 
 
-def _float32_bytes(program: Program) -> int:
-    return sum(4 * math.prod(w.shape) for w in program.weights().values())
+def _float32_bytes(weight: TensorInfo) -> int:
+    return 4 * math.prod(weight.shape)

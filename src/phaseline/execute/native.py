@@ -1,5 +1,6 @@
 """A program made native: weights packed, memory planned, every step one call into the kernels."""
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from phaseline import _native
 from phaseline.errors import CapacityError, PhaselineError, UnsupportedError
 from phaseline.execute.arena import plan_columns
 from phaseline.execute.base import page_counts, page_matrices, step_arrays
-from phaseline.files.base import ModelFile
+from phaseline.files.base import ModelFile, TensorInfo
 from phaseline.program.ir import Program, Rows, Value
 from phaseline.program.ops import (
     Activation,
@@ -75,6 +76,12 @@ class ExpertReads:
     distinct: int
     reads: int
     bytes: int
+
+
+def packed_bytes(weight: TensorInfo) -> int:
+    """What a weight takes in memory once it is packed: some types are held in wider codes than in the file."""
+    *rows, cols = weight.shape
+    return _native.packed_bytes(weight.format.name, math.prod(rows), cols) if rows else 4 * cols
 
 
 class NativeExecutor:
