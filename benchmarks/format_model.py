@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from phaseline.files.quant import Format
 
 WIDTH, FF, HEADS, KV_HEADS, VOCAB, CONTEXT = 1024, 3072, 16, 8, 2048, 2048
-DRAWN = 1 << 17  # blocks among which those of sane size are looked for
+DRAWN = 1 << 15  # blocks among which those of sane size are looked for
 
 
 def write(path: Path, format: Format, layers: int) -> dict[str, NDArray[np.uint8]]:
@@ -18,8 +18,9 @@ def write(path: Path, format: Format, layers: int) -> dict[str, NDArray[np.uint8
     rng, kv = np.random.default_rng(format.id), KV_HEADS * WIDTH // HEADS
     shapes = {"attn_q": (WIDTH, WIDTH), "attn_k": (kv, WIDTH), "attn_v": (kv, WIDTH), "attn_output": (WIDTH, WIDTH)}
     shapes |= {"ffn_gate": (FF, WIDTH), "ffn_up": (FF, WIDTH), "ffn_down": (WIDTH, FF)}
-    of_layer = {name: random_matrix(rng, format, *shape) for name, shape in shapes.items()}
-    head = random_matrix(rng, format, VOCAB, WIDTH)
+    blocks = _sane_blocks(rng, format)
+    of_layer = {name: _matrix(rng, format, blocks, *shape) for name, shape in shapes.items()}
+    head = _matrix(rng, format, blocks, VOCAB, WIDTH)
     out = GGUFWriter(path, "llama")
     out.add_context_length(CONTEXT)
     out.add_embedding_length(WIDTH)
@@ -45,12 +46,18 @@ def write(path: Path, format: Format, layers: int) -> dict[str, NDArray[np.uint8
     return matrices
 
 
-def random_matrix(rng: np.random.Generator, format: Format, rows: int, cols: int) -> NDArray[np.uint8]:
-    """Blocks of random bytes, but only such as hold numbers of about the wanted size: (rows, row bytes)."""
+def _sane_blocks(rng: np.random.Generator, format: Format) -> NDArray[np.uint8]:
+    """Blocks of random bytes, but only such as hold numbers of about a weight's size: (blocks, bytes)."""
     drawn = rng.integers(0, 256, (DRAWN, format.bytes), dtype=np.uint8)
-    size = np.concatenate([np.abs(format.decode_rows(some)).max(axis=1) for some in np.array_split(drawn, 16)])
-    sane = drawn[(size > cols**-0.5) & (size < 8 * cols**-0.5)]
-    return sane[rng.integers(0, len(sane), (rows, cols // format.block))].reshape(rows, -1)
+    size = np.abs(format.decode_rows(drawn)).max(axis=1)
+    return drawn[(size > WIDTH**-0.5) & (size < 8 * WIDTH**-0.5)]
+
+
+def _matrix(
+    rng: np.random.Generator, format: Format, blocks: NDArray[np.uint8], rows: int, cols: int
+) -> NDArray[np.uint8]:
+    """(rows, row bytes)."""
+    return blocks[rng.integers(0, len(blocks), (rows, cols // format.block))].reshape(rows, -1)
 
 
 def _vocabulary(out: GGUFWriter) -> None:

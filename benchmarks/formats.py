@@ -127,7 +127,10 @@ def main() -> int:
     parser.add_argument("--level", help="force an instruction-set level of Phaseline")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    rows = [measure(FORMATS[name], args) for name in args.formats]
+    rows = []
+    for name in args.formats:
+        rows.append(measure(FORMATS[name], args))
+        print(json.dumps(rows[-1]), file=sys.stderr)  # if the rest is never reached
     if args.json:
         print(json.dumps({"cpu": cpu_model(), "threads": args.threads, "layers": args.layers, "rows": rows}))
     else:
