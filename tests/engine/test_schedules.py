@@ -20,6 +20,7 @@ from phaseline.execute.native import NativeExecutor
 from phaseline.execute.reference import ReferenceExecutor
 from phaseline.families import model_program
 from phaseline.files.gguf import GGUFFile, open_gguf
+from support.deepseek import write_deepseek
 from support.schedules import Alone, Bench
 from support.tiny import write_llama
 
@@ -59,16 +60,18 @@ class Backend:
         bench.check_idle()
 
 
-@pytest.fixture(scope="module", params=["reference", "native"])
+@pytest.fixture(scope="module", params=["reference", "native", "latent"])
 def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
     path = tmp_path_factory.mktemp("schedules") / f"{request.param}.gguf"
     if request.param == "reference":
         write_llama(path, context=CONTEXT, vocab=VOCAB, width=32)  # small enough that BLAS stays on one thread
+    elif request.param == "latent":
+        write_deepseek(path, context=CONTEXT, vocab=VOCAB, format="Q8_0", layers=2)
     else:  # formats of every kind of kernel: plain, blocks with and without a minimum, super-blocks
         formats = {"attn_q": "Q5_0", "attn_v": "Q4_K", "attn_output": "F16", "ffn_down": "Q6_K", "output": "Q8_0"}
         write_llama(path, context=CONTEXT, vocab=VOCAB, format="Q4_1", formats=formats, width=256, ff=256)
     with open_gguf(path) as file:
-        yield Backend(file, bits=request.param == "native")
+        yield Backend(file, bits=request.param != "reference")
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:

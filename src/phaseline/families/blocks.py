@@ -1,6 +1,6 @@
 """What decoders share: from the tensors of a layer to its operations. A family says which, and what differs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -21,7 +21,7 @@ from phaseline.program.ops import (
     linear,
     normalise,
 )
-from phaseline.program.state import PagedKV, SlidingKV
+from phaseline.program.state import PagedKV, SlidingKV, StateSpec
 
 
 @dataclass
@@ -155,8 +155,11 @@ class Decoder:
         (h,) = linear(self.b, x, gate_up, ("h",), norm=self.norm("ffn_norm"), gate=activation)
         return self.close(h, "ffn_down", x, post_norm=post_norm)
 
-    def finish(self, x: Value) -> Program:
-        """The head over the wanted rows, from the embedding where the file has no other; all tensors must be used."""
+    def finish(self, x: Value, state: Sequence[StateSpec] | None = None) -> Program:
+        """The head over the wanted rows, from the embedding where the file has no other; all tensors must be used.
+
+        state: what the layers remember, where it is not keys and values.
+        """
         spec, b = self.spec, self.b
         last = Value("last", Rows.WANTED, spec.width)
         b.add(SelectRows(x, last))
@@ -166,6 +169,7 @@ class Decoder:
         if b.unused():
             unused = b.unused()[0]
             raise UnsupportedError(f"{spec.arch}: tensor {unused!r} has no part in this architecture as built here")
-        sizes = (spec.kv_heads, spec.head_dim)
-        state = [PagedKV(n, *sizes) if w is None else SlidingKV(n, *sizes, w) for w, n in self.groups.items()]
+        if state is None:
+            sizes = (spec.kv_heads, spec.head_dim)
+            state = [PagedKV(n, *sizes) if w is None else SlidingKV(n, *sizes, w) for w, n in self.groups.items()]
         return Program(b.ops, b.layers, tuple(state), logits, spec.vocab, spec.context)

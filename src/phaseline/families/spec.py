@@ -20,6 +20,18 @@ class MoeSpec:
 
 
 @dataclass(frozen=True)
+class LatentSpec:
+    """Sizes of latent attention: of the latents, and of a head's parts. Rotated or not, a row ends in `pe` elements."""
+
+    q_rank: int  # of the queries' own latent; 0: none
+    rank: int
+    nope: int
+    pe: int
+    value: int
+    scale: float  # of the scores
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """Sizes of a decoder. Lengths are in tokens, widths in elements."""
 
@@ -35,6 +47,7 @@ class ModelSpec:
     norm_eps: float
     rope: RopeSpec | None = None
     moe: MoeSpec | None = None
+    latent: LatentSpec | None = None
 
 
 class Settings:
@@ -100,22 +113,30 @@ class Settings:
 
 
 def decoder_spec(
-    s: Settings, tensors: Mapping[str, TensorInfo], *, eps: str = "attention.layer_norm_rms_epsilon"
+    s: Settings,
+    tensors: Mapping[str, TensorInfo],
+    *,
+    eps: str = "attention.layer_norm_rms_epsilon",
+    head_dim: int | None = None,
 ) -> ModelSpec:
-    """What every decoder states about itself; `eps` is the key of its norms' epsilon. Rotation is read apart."""
+    """What every decoder states about itself; `eps` is the key of its norms' epsilon. Rotation is read apart, and so
+    are the sizes of heads where `head_dim` is given: they then share one key head."""
     width, heads = s.integer("embedding_length"), s.integer("attention.head_count", high=4096)
+    apart = head_dim is not None
     spec = ModelSpec(
         arch=s.arch,
         layers=s.integer("block_count", high=4096),
         width=width,
         ff=s.integer("feed_forward_length"),
         heads=heads,
-        kv_heads=s.integer("attention.head_count_kv", heads, high=4096),
-        head_dim=s.integer("attention.key_length", width // heads, high=1024),
+        kv_heads=1 if apart else s.integer("attention.head_count_kv", heads, high=4096),
+        head_dim=head_dim or s.integer("attention.key_length", width // heads, high=1024),
         vocab=s.integer("vocab_size", _rows(tensors, "token_embd.weight")),
         context=s.integer("context_length"),
         norm_eps=s.number(eps),
     )
+    if apart:
+        return spec
     s.only("attention.value_length", spec.head_dim)
     if spec.heads % spec.kv_heads:
         raise FileFormatError(f"{s.arch}: {spec.heads} query heads do not split over {spec.kv_heads} key heads")
