@@ -60,12 +60,19 @@ def test_layers_of_other_formats_are_shown_apart(phaseline: Run, tmp_path: Path)
     assert heads == ["layer 0", "layers 1-2, each", "layer 3"] * 2  # for prefill and for decode
 
 
+def test_state_is_told_group_by_group(phaseline: Run, tiny: str) -> None:
+    shown = phaseline("explain", tiny, "--memory", "1GiB").stdout
+    assert "state of 2 layers, every position: 0.2 KiB a position, 0.1 MiB a stream" in shown
+
+
 def test_what_fits(explain: Any) -> None:
     fit = explain("--context", "1000", "--batch", "3", "--memory", "260MiB")["fit"]
     room = 260 * 2**20 - fit["weights"]
     assert fit["memory"] == 260 * 2**20 and fit["fits"] is True
-    assert 3 <= fit["most_streams"] <= room / (1000 * fit["kv_per_token"])
-    assert fit["longest_context"] * fit["kv_per_token"] <= room
+    (state,) = fit["state"]
+    assert state["bytes_per_stream"] == fit["bytes_per_stream"] == 1024 * state["bytes_per_position"]  # whole pages
+    assert 3 <= fit["most_streams"] <= room / fit["bytes_per_stream"]
+    assert fit["longest_context"] * state["bytes_per_position"] <= room
     many = explain("--context", "1000", "--memory", "260MiB", "--batch", str(fit["most_streams"] + 1))["fit"]
     assert many == fit | {"fits": False}
 

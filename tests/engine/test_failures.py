@@ -165,10 +165,10 @@ class Keyed(PageTable):
     def open(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
         return self._press_around(super().open, *args, **kwargs)
 
-    def grow(self, *args: Any) -> bool:
-        return self._press_around(super().grow, *args)
+    def grow(self, *args: Any, **kwargs: Any) -> bool:
+        return self._press_around(super().grow, *args, **kwargs)
 
-    def take_copies(self) -> list[tuple[int, int]]:
+    def take_copies(self) -> list[tuple[int, int, int]]:
         return self._press_around(super().take_copies)
 
     def fill(self, *args: Any) -> None:

@@ -81,7 +81,7 @@ def test_too_little_memory_is_refused_with_what_would_fit(tmp_path: Path) -> Non
         load(path, context=1 << 16, memory=memory)
     fits = int(re.findall(r"a context of (\d+) tokens would fit", str(refusal.value))[0])
     engine = load(path, context=fits, memory=memory)
-    assert engine.scheduler.context == fits <= engine.scheduler.table.capacity
+    assert engine.scheduler.context == fits <= engine.scheduler.table.capacity(512)
     with pytest.raises(CapacityError):
         load(path, context=fits + 1, memory=memory)
     assert load(path, memory=memory).scheduler.context == fits

@@ -1,14 +1,8 @@
-"""Scheduler: driven against a pool of tokens that stands where an executor's memory would.
+"""Scheduler: what it plans, and that everything accepted ends with its own tokens."""
 
-The recorder writes each token where the page table says, and "samples" from what it reads back. So a sequence
-ends with the right tokens only if prefix reuse, copy-on-write, chunking and preemption all kept its memory whole.
-"""
-
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from zlib import crc32
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,112 +11,10 @@ from phaseline.engine.scheduler import Plan, Scheduler
 from phaseline.engine.sequence import Sequence
 from phaseline.engine.types import Request, SamplingParams
 from phaseline.errors import CapacityError, RequestError, UnsupportedError
-from phaseline.program.step import Step, Want
+from phaseline.program.state import PagedKV, Recurrent
+from phaseline.program.step import Want
 from phaseline.state.pages import PageTable
-
-GARBAGE = 255
-NEVER = 1000  # far more steps than all tokens could need, recomputation included
-
-
-def next_token(context: list[int], index: int) -> int:
-    """A stand-in for the model: a fixed function of everything before, different for each completion."""
-    return crc32(bytes([index, *context])) % 11
-
-
-def expected(sequence: Sequence, limit: int, eos: int | None = None) -> list[int]:
-    """What a completion generates when nothing else exists."""
-    tokens = list(sequence.request.prompt)
-    while len(tokens) < limit and (tokens[-1] != eos or len(tokens) == sequence.prompt_len):
-        tokens.append(next_token(tokens, sequence.index))
-    return tokens
-
-
-class Recorder:
-    """Pages of tokens; a step's "logits" are, per wanted row, all tokens up to that row, read from memory."""
-
-    def __init__(self, pages: int, page_size: int) -> None:
-        self.page_size = page_size
-        self.memory = np.full((pages, page_size), GARBAGE)
-
-    def copy_pages(self, pairs: list[tuple[int, int]]) -> None:
-        for source, destination in pairs:
-            self.memory[destination] = self.memory[source]
-
-    def forward(self, step: Step, matrix: np.ndarray, *, interrupted: bool = False) -> list[list[int]]:
-        logits: list[list[int]] = []
-        for segment in step.segments:
-            end = segment.start + len(segment.tokens)
-            for position, token in enumerate(segment.tokens, segment.start):
-                page = matrix[segment.slot, position // self.page_size]
-                assert np.count_nonzero(matrix == page) == 1, "writing into a shared page"
-                self.memory[page, position % self.page_size] = GARBAGE if interrupted else token
-            read = self.memory[matrix[segment.slot, : -(-end // self.page_size)]].ravel()[:end].tolist()
-            logits += [read[: end - i] for i in reversed(range(segment.wanted))]
-        assert len(logits) == step.wanted
-        return logits
-
-
-class Loop:
-    """The engine's loop, with every promise of the scheduler checked at each step."""
-
-    def __init__(self, scheduler: Scheduler, eos: int | None = None) -> None:
-        self.scheduler = scheduler
-        self.eos = eos
-        self.recorder = Recorder(scheduler.table.pages, scheduler.table.page_size)
-        self.finished: list[Sequence] = []
-        self.positions: dict[tuple[Sequence, int], int] = {}  # next position by sequence and incarnation
-
-    def step(self, *, interrupted: bool = False, aborted: Iterable[str] = ()) -> Plan:
-        """One step, given up halfway if `interrupted`; `aborted` requests are cancelled once it has run."""
-        scheduler = self.scheduler
-        plan = scheduler.plan()
-        assert plan is not None, "work left and nothing planned"
-        self.check(plan)
-        self.recorder.copy_pages(plan.copies)
-        logits = self.recorder.forward(plan.step, scheduler.table.matrix, interrupted=interrupted)
-        for request_id in aborted:
-            scheduler.abort(request_id)
-        if not interrupted:
-            self.commit(plan, logits)
-        scheduler.table.check()
-        return plan
-
-    def commit(self, plan: Plan, logits: list[list[int]]) -> None:
-        for sequence, segment in zip(plan.sequences, plan.step.segments, strict=True):
-            incarnation = sequence, sequence.preemptions
-            assert segment.start == self.positions.get(incarnation, segment.start), "a position repeated or left out"
-            self.positions[incarnation] = segment.start + len(segment.tokens)
-        for sequence, row in zip(plan.sampled, plan.rows, strict=True):
-            assert logits[row] == sequence.tokens, "memory does not hold the sequence"
-        sampled = [next_token(logits[row], s.index) for s, row in zip(plan.sampled, plan.rows, strict=True)]
-        for sequence in self.scheduler.commit(plan, sampled):
-            if sequence.full or (sequence.generated and sequence.tokens[-1] == self.eos):
-                self.scheduler.finish(sequence)
-                self.finished.append(sequence)
-
-    def check(self, plan: Plan) -> None:
-        scheduler = self.scheduler
-        rows = list(zip(plan.sequences, plan.step.segments, strict=True))
-        assert len({segment.slot for _, segment in rows}) == len(rows) > 0
-        prefills = [sequence.prefilling for sequence in plan.sequences]
-        assert prefills == sorted(prefills), "decoding sequences come first"
-        assert sum(len(segment.tokens) for s, segment in rows if s.prefilling) <= scheduler.chunk
-        assert all(len(segment.tokens) == 1 for s, segment in rows if not s.prefilling)
-        assert sum(s.seats for s in scheduler.running) <= scheduler.max_running
-        line = [*scheduler.running, *scheduler.waiting]
-        assert [s.arrival for s in line] == sorted(s.arrival for s in line), "somebody was overtaken"
-        for sequence, segment in rows:
-            end = segment.start + len(segment.tokens)
-            assert list(segment.tokens) == sequence.tokens[segment.start : end]
-            last = end == len(sequence.tokens) and not sequence.full
-            assert (sequence in plan.sampled) == last
-            scores = sequence.request.params.prompt_logprobs is not None and not sequence.generated
-            assert segment.want is (Want.ALL if scores else Want.LAST if last else Want.NONE)
-
-    def run(self) -> list[Sequence]:
-        while self.scheduler.has_work:
-            self.step()
-        return self.finished
+from support.scheduler_loop import NEVER, Loop, expected, state_of
 
 
 @dataclass
@@ -160,6 +52,7 @@ def arrivals(draw: st.DrawFn) -> list[Arrival]:
     context=st.integers(10, 40),
     policy=st.sampled_from(["mixed", "prefill-first", "decode-first"]),
     interruptions=st.sets(st.integers(0, 30), max_size=6),
+    windows=st.lists(st.tuples(st.integers(1, 12), st.integers(1, 14)), max_size=2),
 )
 def test_everything_accepted_finishes_with_its_own_tokens(
     work: list[Arrival],
@@ -170,16 +63,20 @@ def test_everything_accepted_finishes_with_its_own_tokens(
     context: int,
     policy: str,
     interruptions: set[int],
+    windows: list[tuple[int, int]],
 ) -> None:
-    table = PageTable(pages, page_size, slots=max_running, max_pages=-(-context // page_size))
+    """`windows`: of further state groups, and how many pages each has."""
+    state, counts = state_of(window for window, _ in windows), [pages, *(count for _, count in windows)]
+    table = PageTable(counts, page_size, max_running, -(-context // page_size), state)
     scheduler = Scheduler(table, context=context, chunk=chunk, max_running=max_running, policy=policy)
-    loop = Loop(scheduler, eos=0)
+    loop = Loop(scheduler, eos=0, windows=[window for window, _ in windows])
+    capacity = table.capacity(chunk)
     accepted: list[Sequence] = []
     for tick in range(NEVER):
         for arrival in work:
             params = arrival.request.params
             least = len(arrival.request.prompt) + (params.max_tokens > 0)
-            if arrival.due == tick and (least > min(context, table.capacity) or params.n > max_running):
+            if arrival.due == tick and (least > min(context, capacity) or params.n > max_running):
                 with pytest.raises(CapacityError):
                     scheduler.add(arrival.request)
             elif arrival.due == tick:
@@ -195,10 +92,10 @@ def test_everything_accepted_finishes_with_its_own_tokens(
     cancellable = {arrival.request.id for arrival in work if arrival.abort < NEVER}
     assert all(sequence in loop.finished or sequence.request.id in cancellable for sequence in accepted)
     for sequence in loop.finished:
-        limit = min(sequence.prompt_len + sequence.request.params.max_tokens, context, table.capacity)
+        limit = min(sequence.prompt_len + sequence.request.params.max_tokens, context, capacity)
         assert sequence.tokens == expected(sequence, limit, eos=0)
     table.clear_cache()
-    assert table.free_pages == pages
+    assert table.free_pages == sum(counts)
 
 
 def make(
@@ -279,6 +176,36 @@ def test_the_youngest_is_preempted_resumes_first_and_samples_nothing_twice() -> 
     assert [len(done[name].tokens) for name in "abc"] == [12, 12, 2]
     assert all(sequence.tokens == expected(sequence, sequence.limit) for sequence in done.values())
     assert b.cached == 0  # what its own pages saved it on resuming is not a cached prompt
+
+
+def test_who_is_preempted_by_an_older_prompt_leaves_the_step_it_was_in() -> None:
+    """Chunks end at snapshots, so a younger request may decode while an older one still reads its prompt."""
+    state = [PagedKV(1, 1, 1), Recurrent(1, (("carried", (1,)),), every=4)]
+    table = PageTable([64, 3], 4, slots=2, max_pages=16, state=state)
+    scheduler = Scheduler(table, context=64, chunk=8, max_running=2)
+    for name in "ab":
+        scheduler.add(request(name, [ord(name)] * (12 if name == "a" else 4)))
+    plans = []
+    for _ in range(3):
+        plan = scheduler.plan()
+        assert plan is not None
+        plans.append(shape(plan))
+        scheduler.commit(plan, [7] * len(plan.sampled))
+        table.check()
+    assert plans == [[("a", 0, 4), ("b", 0, 4)], [("a", 4, 4)], [("a", 8, 4)]]  # of two pairs, three pages are there
+    assert [s.request.id for s in scheduler.waiting] == ["b"]
+
+
+def test_a_prompt_that_gives_way_is_not_begun_again_before_there_is_more_room() -> None:
+    state = state_of([8])
+    table = PageTable([64, 5], 4, slots=2, max_pages=16, state=state)
+    loop = Loop(Scheduler(table, context=64, chunk=8, max_running=2), windows=[8])
+    loop.scheduler.add(request("old", [1] * 8, max_tokens=8))
+    loop.scheduler.add(request("new", [2] * 24, max_tokens=1, prompt_logprobs=0))  # declines the cache
+    plans = [shape(loop.step()) for _ in range(4)]
+    assert plans[1:] == [[("old", 8, 1), ("new", 0, 8)], [("old", 9, 1)], [("old", 10, 1)]]
+    done = loop.run()
+    assert [s.request.id for s in done] == ["old", "new"]
 
 
 def test_a_prompt_is_prefilled_once_for_all_its_completions() -> None:

@@ -21,11 +21,12 @@ from phaseline.execute.reference import ReferenceExecutor
 from phaseline.families import model_program
 from phaseline.files.gguf import GGUFFile, open_gguf
 from support.deepseek import write_deepseek
+from support.models import half_windowed
 from support.schedules import Alone, Bench
 from support.tiny import write_llama
 
 CHUNKS = [1, 7, 64, 256, 1000]  # the last takes any prompt whole
-CONTEXT, PAGE, POOL, VOCAB = 640, 32, 160, 280
+CONTEXT, PAGE, POOL, VOCAB, WINDOW = 640, 32, 160, 280, 40
 POLICIES = ["mixed", "prefill-first", "decode-first"]
 SAMPLED: dict[str, Any] = {"temperature": 1.0, "top_p": 0.95, "frequency_penalty": 0.3, "repetition_penalty": 1.1}
 
@@ -36,6 +37,7 @@ class Backend:
 
     file: GGUFFile
     bits: bool  # whether schedules agree to the bit
+    windowed: bool = False
     alone: Alone = field(init=False)
     _made: dict[tuple[Any, ...], Executor] = field(default_factory=dict)
 
@@ -46,6 +48,8 @@ class Backend:
         wanted = (mode, threads, *options.items()) if self.bits else ()
         if wanted not in self._made:
             program = model_program(self.file)[1]
+            if self.windowed:
+                program = half_windowed(program, WINDOW)
             self._made[wanted] = (
                 NativeExecutor(self.file, program, POOL, max_rows=1100, mode=mode, threads=threads, **options)
                 if self.bits
@@ -60,7 +64,7 @@ class Backend:
         bench.check_idle()
 
 
-@pytest.fixture(scope="module", params=["reference", "native", "latent"])
+@pytest.fixture(scope="module", params=["reference", "native", "latent", "windowed"])
 def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
     path = tmp_path_factory.mktemp("schedules") / f"{request.param}.gguf"
     if request.param == "reference":
@@ -71,7 +75,7 @@ def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         formats = {"attn_q": "Q5_0", "attn_v": "Q4_K", "attn_output": "F16", "ffn_down": "Q6_K", "output": "Q8_0"}
         write_llama(path, context=CONTEXT, vocab=VOCAB, format="Q4_1", formats=formats, width=256, ff=256)
     with open_gguf(path) as file:
-        yield Backend(file, bits=request.param != "reference")
+        yield Backend(file, bits=request.param != "reference", windowed=request.param == "windowed")
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -191,12 +195,26 @@ def test_several_completions_of_one_prompt(backend: Backend, chunk: int, pages: 
     assert len({tuple(tokens) for tokens in drawn}) == 3
 
 
-def test_a_pool_of_garbage_is_never_read(backend: Backend) -> None:
-    for group in backend.executor()._pool.groups:  # type: ignore[attr-defined]
-        for pool in group.values():
-            pool.view(np.uint8).fill(0xFF)  # NaN in every type
-    bench = Bench(backend.executor(), chunk=64, pages=POOL)
-    backend.check(bench, mixed_batch())
+@pytest.mark.parametrize("chunk", [7, 64])
+@pytest.mark.parametrize("backend", ["windowed"], indirect=True)
+def test_a_window_takes_no_more_pages_than_it_spans_with_a_chunk(backend: Backend, chunk: int) -> None:
+    """A context of twenty pages, beside another, in a sliding group of just what the two hold at once."""
+    each = (WINDOW - 1 + chunk + PAGE - 2) // PAGE + 1
+    for pages in ([POOL, 2 * each], [POOL, each]):
+        bench = Bench(backend.executor(), chunk=chunk, pages=pages)
+        backend.check(bench, [request("long", prompt(600), max_tokens=40), request("other", prompt(150, seed=1), 90)])
+        assert bench.preempted is (pages[1] == each)
+
+
+@pytest.mark.parametrize("backend", ["windowed"], indirect=True)
+def test_what_a_window_let_go_of_is_a_prefix_while_it_is_cached(backend: Backend) -> None:
+    whole = prompt(300)
+    again = request("again", [*whole[:200], 5], **SAMPLED)
+    for sliding, hit in ((POOL, 192), (5, 0)):
+        bench = Bench(backend.executor(), chunk=64, pages=[POOL, sliding])
+        bench.run([request("first", whole)])
+        backend.check(bench, [again])
+        assert bench.recorder.answers["again", 0].cached == hit
 
 
 @st.composite
@@ -235,7 +253,7 @@ def requests(draw: st.DrawFn) -> list[Request]:
     due=st.lists(st.integers(0, 12), min_size=6, max_size=6),
     aborts=st.dictionaries(st.integers(0, 20), st.integers(0, 5), max_size=2),
 )
-@pytest.mark.parametrize("backend", ["native"], indirect=True)
+@pytest.mark.parametrize("backend", ["native", "windowed"], indirect=True)
 def test_any_schedule_gives_each_request_what_it_gets_alone(
     backend: Backend,
     batch: list[Request],
@@ -249,7 +267,8 @@ def test_any_schedule_gives_each_request_what_it_gets_alone(
     aborts: dict[int, int],
 ) -> None:
     executor = backend.executor(mode, threads)
-    bench = Bench(executor, chunk=chunk, pages=pages, max_running=max_running, policy=policy)
+    counts = [pages, 5] if backend.windowed else [pages]  # as many as the longest sequence fills
+    bench = Bench(executor, chunk=chunk, pages=counts, max_running=max_running, policy=policy)
     for tick in range(max(due) + 1):
         for arrival, each in zip(due, batch, strict=False):
             if arrival == tick:

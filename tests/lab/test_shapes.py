@@ -10,7 +10,11 @@ from phaseline.families import model_program
 from phaseline.files.gguf import open_gguf
 from phaseline.lab.hf_config import KINDS, shape_from_config
 from phaseline.lab.shapes import Shape, shape_from_params, shape_from_program
-from phaseline.program.cost import decode_work, step_cost, weight_bytes
+from phaseline.program.cost import decode_work, prefill_work, step_cost, weight_bytes
+from phaseline.program.ir import Program, Rows, Value
+from phaseline.program.ops import Attend
+from phaseline.program.state import PagedKV, SlidingKV
+from support.models import half_windowed
 from support.tiny import write_llama
 
 # Published configurations, as far as they matter.
@@ -223,3 +227,25 @@ def test_a_program_costs_what_its_operations_cost(tmp_path: Path, tied: bool) ->
     halved = shape_from_program(program, "tiny", weight_bits=4, kv_element_bytes=4)
     assert halved.total.bytes == pytest.approx((shape.total.params + 5 * 64) / 2)  # five norms of 64
     assert halved.kv_bytes == 2 * 2 * 2 * 32 * 4
+
+
+@pytest.mark.parametrize("context", [20, 40, 99])
+def test_a_program_with_some_windows_costs_what_its_operations_cost(tmp_path: Path, context: int) -> None:
+    with open_gguf(write_llama(tmp_path / "tiny.gguf", heads=4, kv_heads=2, head_dim=32)) as file:
+        program = half_windowed(model_program(file)[1], 40)
+    shape = shape_from_program(program, "tiny")
+    assert (shape.window, shape.windowed, shape.kv_bytes) == (40, 0.5, 2 * 2 * 2 * 32 * 2)
+    attends = [op for op in program.ops if isinstance(op, Attend)]
+    for work in (decode_work(context - 1), prefill_work(17, start=context - 17)):
+        (span,) = work.spans
+        flops = sum(op.cost(work).flops for op in attends)
+        assert shape.pairs(span.start, span.n) * shape.pair_flops == flops
+    assert shape.reach(context) * shape.pair_flops == sum(op.cost(decode_work(context - 1)).flops for op in attends)
+    assert shape.reach(context, 17) == (context + min(context, 57)) / 2
+
+
+def test_windows_of_several_lengths_are_more_than_the_calculator_knows() -> None:
+    state = [PagedKV(1, 1, 16), *(SlidingKV(1, 1, 16, window) for window in (512, 128))]
+    program = Program([], [], state, Value("logits", Rows.WANTED, 8), 8, 1024)
+    with pytest.raises(UnsupportedError, match="takes one window, not 128, 512"):
+        shape_from_program(program, "two")

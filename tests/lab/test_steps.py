@@ -1,10 +1,12 @@
 """Steps beneath the scheduler: they compute what the engine computes, and leave nothing behind."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import phaseline.engine.load
 from phaseline import SamplingParams, load
 from phaseline.engine.engine import Engine
 from phaseline.errors import CapacityError
@@ -15,6 +17,7 @@ from phaseline.lab.systems.phaseline import PhaselineSystem
 from phaseline.machine import Ceilings
 from phaseline.program.cost import decode_work, prefill_work
 from support.engines import assert_idle
+from support.models import half_windowed
 from support.tiny import write_llama
 
 CEILINGS = Ceilings(1e9, 4e9, ((1, 4e9), (1 << 20, 1e9)), 1e-5, 3e-5)  # the more bytes, the slower
@@ -66,6 +69,32 @@ def test_streams_are_stored_as_the_engine_stores_them(engine: Engine, monkeypatc
         seen.clear()
         engine.generate([*tokens[0][:100], tokens[stream][100]], SamplingParams(max_tokens=1))
         assert np.array_equal(seen[-1][-1], ours[stream]), "the others' state is a copy of the first one's"
+
+
+def test_a_long_context_is_stored_in_the_pages_of_a_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decode step behind 300 positions, whose sliding layer has pages for fewer: as with pages for all of them."""
+    path = write_llama(tmp_path / "tiny.gguf", context=512, format="Q4_1")
+    model_program = phaseline.engine.load.model_program
+    monkeypatch.setattr(
+        phaseline.engine.load,
+        "model_program",
+        lambda *args: (model_program(*args)[0], half_windowed(model_program(*args)[1], 40)),
+    )
+    engine = load(path, threads=1, chunk=16, max_running=2)
+    assert engine.scheduler.table._groups[1].ids.count * 32 < 300
+    seen: list[np.ndarray] = []
+    forward = engine.executor.forward
+    monkeypatch.setattr(engine.executor, "forward", lambda *args: seen.append(forward(*args)) or seen[-1])
+    size = StepSize(1, 300, 2)
+    with step_bench(PhaselineSystem(engine), [size]) as bench:
+        bench.seconds(size)
+        tokens = [list(each) for each in bench.tokens]
+    ours = seen[-1]
+    for stream in range(2):
+        engine.generate([*tokens[0][:300], tokens[stream][300]], SamplingParams(max_tokens=1))
+        assert np.array_equal(seen[-1][-1], ours[stream])
+    assert_idle(engine)
+    engine.close()
 
 
 def test_cached_prefixes_survive_a_bench(engine: Engine) -> None:

@@ -41,8 +41,8 @@ class Meddler:
         self.ended += 1
         return self.after(logits)
 
-    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
-        self._executor.copy_pages(pairs)
+    def copy_pages(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        self._executor.copy_pages(copies)
 
     def close(self) -> None:
         self._executor.close()
@@ -63,7 +63,7 @@ def make_engine(
         program = model_program(file)[1]
         executor = NativeExecutor(file, program, pages, max_rows=chunk + max_running, **options)
         words = Tokenizer.from_metadata(file.metadata) if tokenizer else None
-    rows = table(pages, PAGE, max_running, -(-program.context // PAGE))
+    rows = table(pages, PAGE, max_running, -(-program.context // PAGE), program.state)
     return Engine(
         Meddler(executor), Scheduler(rows, context=program.context, chunk=chunk, max_running=max_running), words
     )

@@ -1,7 +1,7 @@
 """A whole model in hand, and its logits by one executor or another."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,8 @@ from phaseline.families import model_program
 from phaseline.families.spec import ModelSpec
 from phaseline.files.base import ModelFile
 from phaseline.program.ir import Program
+from phaseline.program.ops import Attend
+from phaseline.program.state import PagedKV, SlidingKV
 from phaseline.program.step import Segment, Step, Want
 
 
@@ -32,6 +34,18 @@ class Model:
 
 def open_model(file: ModelFile) -> Model:
     return Model(file, *model_program(file))
+
+
+def half_windowed(program: Program, window: int) -> Program:
+    """The program with its second layer reading a window only, from a state group of its own."""
+    (whole,) = program.state
+    assert isinstance(whole, PagedKV) and whole.layers == 2
+    ops = [
+        replace(op, layer=0, group=1, window=window) if isinstance(op, Attend) and op.layer == 1 else op
+        for op in program.ops
+    ]
+    one = (1, whole.kv_heads, whole.head_dim)
+    return replace(program, ops=ops, state=(PagedKV(*one), SlidingKV(*one, window)))
 
 
 def logits(executor: Executor, tokens: Sequence[int], *, chunk: int | None = None, seed: int = 0) -> NDArray[Any]:

@@ -53,32 +53,39 @@ class Recorder:
                 assert bits == kept.setdefault(position, bits) or logits.dtype == np.float64
         return logits
 
-    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
-        self._executor.copy_pages(pairs)
+    def copy_pages(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        self._executor.copy_pages(copies)
 
     def close(self) -> None:
         """The executor belongs to whoever made it."""
 
 
 class Bench:
-    """An engine of its own scheduler and page table over a borrowed executor, checked after every step."""
+    """An engine of its own scheduler and page table over a borrowed executor, checked after every step.
+
+    Pages hold NaN until they are written, and again once they are free.
+    """
 
     def __init__(
         self,
         executor: Executor,
         *,
         chunk: int,
-        pages: int,
+        pages: int | Sequence[int],
         max_running: int = 8,
         policy: str = "mixed",
         context: int | None = None,
     ) -> None:
         context = context or executor.program.context
-        self.table = PageTable(pages, executor.page_size, max_running, -(-context // executor.page_size))
+        max_pages = -(-context // executor.page_size)
+        self.table = PageTable(pages, executor.page_size, max_running, max_pages, executor.program.state)
         self.scheduler = Scheduler(self.table, context=context, chunk=chunk, max_running=max_running, policy=policy)
         self.recorder = Recorder(executor, self.scheduler)
         self.engine = Engine(self.recorder, self.scheduler)
         self.preempted = False
+        self._poisoned: list[set[int]] = [set() for _ in executor.program.state]
+        self._memory = executor._pool.groups  # type: ignore[attr-defined]
+        self._poison()
 
     def step(self) -> None:
         """One step of the engine; what it brings is added to the answers."""
@@ -88,6 +95,7 @@ class Bench:
             answer.cached, answer.reason = delta.cached_tokens, delta.finish_reason
             answer.scores += delta.prompt_logprobs or ()
         self.table.check()
+        self._poison()
         live = [*self.scheduler.running, *self.scheduler.waiting]
         self.preempted = self.preempted or any(sequence.preemptions for sequence in live)
 
@@ -102,6 +110,14 @@ class Bench:
         self.check_idle()
         return self.recorder.answers
 
+    def _poison(self) -> None:
+        for g, (group, arrays) in enumerate(zip(self.table._groups, self._memory, strict=True)):
+            free = set(group.ids._free)
+            for page in free - self._poisoned[g]:
+                for array in arrays.values():
+                    array[page].view(np.uint8).fill(0xFF)  # NaN in every type
+            self._poisoned[g] = free
+
     def check_idle(self) -> None:
         """Nothing is held any more, but for the cache, which can be forgotten."""
         assert not self.engine.has_work
@@ -115,12 +131,13 @@ class Alone:
 
     executor: Executor
     pages: int
+    context: int | None = None
     _known: dict[str, dict[int, Answer]] = field(default_factory=dict)
 
     def __call__(self, request: Request) -> dict[Key, Answer]:
         name = repr((request.prompt, request.params))
         if name not in self._known:
-            bench = Bench(self.executor, chunk=1, pages=self.pages, max_running=request.params.n)
+            bench = Bench(self.executor, chunk=1, pages=self.pages, max_running=request.params.n, context=self.context)
             self._known[name] = {index: answer for (_, index), answer in bench.run([request]).items()}
         return {(request.id, index): answer for index, answer in self._known[name].items()}
 

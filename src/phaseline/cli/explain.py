@@ -139,15 +139,25 @@ def _fit(program: "Program", args: argparse.Namespace) -> dict[str, Any]:
     from phaseline.engine.memory import fit
 
     try:
-        room = fit(program, memory=args.memory, kv_type=args.kv_type, max_running=_MOST_STREAMS)
+        room = fit(program, memory=args.memory, kv_type=args.kv_type, max_running=1, chunk=args.chunk)
     except CapacityError as error:
         return {"fits": False, "reason": str(error)}
-    streams = room.pages // -(-args.context // room.page_size)  # a stream holds whole pages
+    streams = room.streams(args.context)
+    state = [
+        {
+            "layers": group.spec.layers,
+            "reaches_back": program.context - oldest if (oldest := group.spec.oldest(program.context)) else None,
+            "bytes_per_position": group.page_bytes // room.page_size,
+            "bytes_per_stream": group.page_bytes * room.held(group, args.context),
+        }
+        for group in room.groups
+    ]
     return {
         "fits": streams >= args.batch,
         "memory": room.memory,
         "weights": room.weights,
-        "kv_per_token": room.kv_per_token,
+        "state": state,
+        "bytes_per_stream": room.stream(args.context),
         "longest_context": room.context,
         "most_streams": streams,
     }
@@ -213,17 +223,32 @@ def _blocks(program: "Program", phases: Sequence[Phase], *, every: bool) -> Iter
 
 
 def _without_layer(text: str, layer: int) -> str:
-    """Names such as blk.7.attn_q and kv[7] with a star for their layer's number."""
-    return re.sub(rf"(?<=[.\[]){layer}(?=[.\]])", "*", text)
+    """Names such as blk.7.attn_q with a star for their layer's number."""
+    return re.sub(rf"(?<=\.){layer}(?=\.)", "*", text)
+
+
+def _state(group: Mapping[str, Any]) -> str:
+    layers, back, stream = (
+        group["layers"],
+        group["reaches_back"],
+        f"{group['bytes_per_stream'] / 2**20:.1f} MiB a stream",
+    )
+    head = f"state of {layers} layer{'s' * (layers > 1)}"
+    if back == 0:  # recurrent: as much at any length
+        return f"{head}, carried on: {stream}"
+    kept = "every position" if back is None else f"the latest {back} positions"
+    return f"{head}, {kept}: {group['bytes_per_position'] / 2**10:.1f} KiB a position, {stream}"
 
 
 def _verdict(record: Mapping[str, Any]) -> str:
+    """What each state group keeps, and whether all fits."""
     fit, batch, context = record["fit"], record["batch"], record["context"]
     if "reason" in fit:
         return f"does not fit: {fit['reason']}"
     asked = f"{batch} {'stream' if batch == 1 else 'streams'} of {context} positions"
-    return (
+    verdict = (
         f"{asked}: {'fits' if fit['fits'] else 'does not fit'} {fit['memory'] / 2**30:.2f} GiB with weights of "
-        f"{fit['weights'] / 2**20:.1f} MiB and {fit['kv_per_token'] / 2**10:.1f} KiB of keys and values per position; "
+        f"{fit['weights'] / 2**20:.1f} MiB and {fit['bytes_per_stream'] / 2**20:.1f} MiB of state per stream; "
         f"room for a context of up to {fit['longest_context']}, or {fit['most_streams']} streams of {context}"
     )
+    return "\n".join([*map(_state, fit["state"]), verdict])

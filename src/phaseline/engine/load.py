@@ -87,6 +87,7 @@ def load(
             memory=memory,
             kv_type="f32" if reference else kv_type,
             max_running=max_running,
+            chunk=chunk,
             decoded=reference,
         )
         executor: Executor
@@ -103,7 +104,8 @@ def load(
                 max_rows=min(chunk, room.context * max_running) + max_running,
                 mode="chunk" if mode == "walk" else mode,
             )
-    table = PageTable(room.pages, executor.page_size, max_running, -(-room.context // executor.page_size))
+    max_pages = -(-room.context // executor.page_size)
+    table = PageTable(room.pages, executor.page_size, max_running, max_pages, program.state)
     scheduler = Scheduler(
         table, context=room.context, chunk=chunk, max_running=max_running, policy=policy, itl_budget=itl_budget
     )

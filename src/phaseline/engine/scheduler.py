@@ -30,7 +30,7 @@ class Plan:
     sequences: list[Sequence] = field(default_factory=list)
     sampled: list[Sequence] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)
+    copies: list[tuple[int, int, int]] = field(default_factory=list)  # (group, source, destination)
 
 
 class Scheduler:
@@ -84,7 +84,7 @@ class Scheduler:
             raise RequestError(f"request id {request.id!r} is in use by a live request; ids must be unique")
         if params.n > self.max_running:
             raise CapacityError(f"n = {params.n}: at most max_running = {self.max_running} completions of one prompt")
-        capacity = self.table.capacity
+        capacity = self.table.capacity(self.chunk)
         check_length(request, self.context, "the context")
         check_length(request, capacity, f"the page pool ({self.table.pages} pages of {self.table.page_size})")
         limit = min(len(request.prompt) + params.max_tokens, self.context, capacity)
@@ -99,15 +99,14 @@ class Scheduler:
 
     def plan(self) -> Plan | None:
         """Choose the next step, making room for it; None when there is nothing to do."""
-        segments: list[Segment] = []
-        plan = Plan(Step(segments))
+        counts: dict[Sequence, int] = {}  # rows of each sequence in the step, in order
         for phase in self._policy.order:
-            for sequence, count in self._decodes() if phase is Phase.DECODE else self._chunks(plan.step):
-                segments.append(_segment(sequence, count))
-                plan.sequences.append(sequence)
-            if segments and not self._policy.mixed:
+            for sequence, count in self._decodes(counts) if phase is Phase.DECODE else self._chunks(counts):
+                counts[sequence] = count
+            if counts and not self._policy.mixed:
                 break
-        plan.copies = self.table.take_copies()
+        segments = _segments(counts)
+        plan = Plan(Step(segments), list(counts), copies=self.table.take_copies())
         wanted = 0
         for sequence, segment in zip(plan.sequences, segments, strict=True):
             if segment.want is Want.NONE:
@@ -168,54 +167,69 @@ class Scheduler:
         self.waiting = deque(s for s in self.waiting if s.request.id != request_id)
         return True
 
-    def _decodes(self) -> Iterator[tuple[Sequence, int]]:
+    def _decodes(self, counts: dict[Sequence, int]) -> Iterator[tuple[Sequence, int]]:
         """One row for each sequence past its prefill, oldest first, preempting the youngest when pages run out."""
         for sequence in self.running:  # preemption shortens this list from its end, never before the cursor
-            if not sequence.prefilling and self._make_room(sequence):
+            if not sequence.prefilling and self._make_room(sequence, 1, counts):
                 yield sequence, 1
 
-    def _chunks(self, decodes: Step) -> Iterator[tuple[Sequence, int]]:
+    def _chunks(self, counts: dict[Sequence, int]) -> Iterator[tuple[Sequence, int]]:
         """Prefill chunks in order of arrival, until what may join the step's decode rows is spent."""
         budget, chunk = self.itl_budget, self.chunk
+        decodes = Step(_segments(counts))
         allowance = budget.allowance(decodes, chunk) if budget else Allowance(chunk)
         for sequence in self._prefills():
-            count = allowance.take(sequence.prefill - sequence.computed, sequence.computed, sequence.scores_prompt)
-            if count:
+            count = allowance.take(self._wanted(sequence), sequence.computed, sequence.scores_prompt)
+            if count and self._make_room(sequence, count, counts):
                 yield sequence, count
             if not allowance.rows:
                 return
 
+    def _wanted(self, sequence: Sequence) -> int:
+        """Tokens that its next chunk may have: all that are left, but none beyond where a snapshot should be kept."""
+        left, stride = sequence.prefill - sequence.computed, self.table.stride
+        return left if stride is None else min(left, stride - sequence.computed % stride)
+
     def _prefills(self) -> Iterator[Sequence]:
-        yield from [s for s in self.running if s.prefilling]
+        for sequence in [s for s in self.running if s.prefilling]:
+            if sequence.prefilling:  # not preempted since
+                yield sequence
         while self.waiting and self._admit(self.waiting[0]):
             yield self.running[-1]
 
     def _admit(self, sequence: Sequence) -> bool:
-        """Start the head of the queue if seats are left and pages for all its tokens: its chunks then can't fail."""
+        """Start the head of the queue if seats are left and pages for its first chunk, and for all its tokens in the
+        groups that will keep them: there its chunks then can't fail."""
         if sum(s.seats for s in self.running) + sequence.seats > self.max_running:
             return False
         if self.table.free_pages <= sequence.blocked_at:
             return False
+        length = len(sequence.tokens)
         slot, cached = self.table.open(sequence.tokens, sequence.request.salt, reuse=not sequence.scores_prompt)
-        if not self.table.grow(slot, len(sequence.tokens)):
+        if not self.table.grow(slot, min(cached + self.chunk, length), ahead=length):
             self.table.close(slot)
             sequence.blocked_at = self.table.free_pages
             return False
-        sequence.slot, sequence.computed, sequence.prefill = slot, cached, len(sequence.tokens)
+        sequence.slot, sequence.computed, sequence.prefill = slot, cached, length
         if not sequence.preemptions:
             sequence.cached = cached
         self.running.append(self.waiting.popleft())
         return True
 
-    def _make_room(self, sequence: Sequence) -> bool:
-        """Get a page for one more position by preempting the youngest; False if that is this sequence itself."""
+    def _make_room(self, sequence: Sequence, count: int, counts: dict[Sequence, int]) -> bool:
+        """Get pages for `count` more positions by preempting the youngest, which leaves the step, too.
+
+        False if that is this sequence itself.
+        """
         assert sequence.slot is not None
-        while not self.table.grow(sequence.slot, sequence.computed + 1):
+        while not self.table.grow(sequence.slot, sequence.computed + count, ahead=sequence.prefill):
             youngest = self.running.pop()
+            counts.pop(youngest, None)
             self._release(youngest)
             youngest.preemptions += 1
             self.waiting.appendleft(youngest)
             if youngest is sequence:
+                sequence.blocked_at = self.table.free_pages
                 return False
         return True
 
@@ -234,6 +248,10 @@ class Scheduler:
         if sequence.slot is not None:
             self.table.close(sequence.slot)
         sequence.slot, sequence.computed, sequence.prefill = None, 0, 0
+
+
+def _segments(counts: dict[Sequence, int]) -> list[Segment]:
+    return [_segment(sequence, count) for sequence, count in counts.items()]
 
 
 def _segment(sequence: Sequence, count: int) -> Segment:

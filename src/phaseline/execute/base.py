@@ -20,8 +20,8 @@ class Executor(Protocol):
     def forward(self, step: Step, pages: NDArray[np.int32]) -> NDArray[Any]:
         """Logits of the wanted rows, shape (step.wanted, vocab). `pages`: as `page_matrices` takes them."""
 
-    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy whole pages: (source, destination)."""
+    def copy_pages(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        """Copy whole pages: (group, source, destination)."""
 
     def close(self) -> None:
         """Give back threads and memory."""

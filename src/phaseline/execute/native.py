@@ -148,8 +148,8 @@ class NativeExecutor:
                 found.append(ExpertReads(number, distinct, reads, reads * op.expert_bytes))
         return found
 
-    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
-        self._pool.copy_pages(pairs)
+    def copy_pages(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        self._pool.copy_pages(copies)
 
     def close(self) -> None:
         del self._plan, self._pool, self.team

@@ -42,8 +42,8 @@ class ReferenceExecutor:
             op.reference(ctx)
         return np.asarray(ctx.values[self.program.logits])
 
-    def copy_pages(self, pairs: Sequence[tuple[int, int]]) -> None:
-        self._pool.copy_pages(pairs)
+    def copy_pages(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        self._pool.copy_pages(copies)
 
     def close(self) -> None:
         self._weights = {}

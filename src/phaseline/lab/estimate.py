@@ -111,7 +111,6 @@ def _prefill(shape: Shape, hardware: Hardware, case: Case) -> dict[str, Any]:
     start = case.context - rows
     every = shape.every_row.params + shape.active * shape.expert.params
     product_flops = 2 * (rows * every + shape.wanted.params)
-    stored = case.context if shape.window is None else min(case.context, shape.window + rows)
     bound = step_bound(
         flops=hardware.peak(case.compute),
         bandwidth=hardware.bandwidth,
@@ -119,7 +118,7 @@ def _prefill(shape: Shape, hardware: Hardware, case: Case) -> dict[str, Any]:
         product_bytes=shape.read_bytes(rows),
         attention_flops=shape.pairs(start, rows) * shape.prefill_pair_flops,
         attention_rate=hardware.peak(hardware.attention),
-        attention_bytes=stored * (shape.kv_bytes or 0.0),
+        attention_bytes=shape.reach(case.context, rows) * (shape.kv_bytes or 0.0),
         launch=case.launch,
     )
     return _step("prefill", shape, bound, rows, product_flops / shape.read_bytes(rows))

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from phaseline.errors import RequestError, UnsupportedError
 from phaseline.lab.calculator import check_positive, distinct_experts
 from phaseline.program.ir import Program, Rows
-from phaseline.program.ops import Attend, Embed
+from phaseline.program.ops import Attend, Embed, Span
+from phaseline.program.state import SlidingKV, StateSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Shape:
     `experts` with `active` per row. kv_bytes: keys and values of one position, None where not known. pair_flops and
     prefill_pair_flops: attention's FLOP per new row and position that it reads, in either phase; group and
     prefill_group: query heads that share a key head. context: most positions; window: positions that attention reaches
-    back.
+    back in some layers, `windowed` their share of all.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Shape:
     active: int = 0
     context: int | None = None
     window: int | None = None
+    windowed: float = 1.0
     assumptions: tuple[str, ...] = ()
 
     @property
@@ -70,15 +72,17 @@ class Shape:
         touched = distinct_experts(self.experts, self.active, rows) if self.experts else 0.0
         return self.shared.bytes + touched * self.expert.bytes
 
-    def reach(self, positions: int) -> int:
-        """Positions that the attention of a row reads where `positions` are stored."""
-        return positions if self.window is None else min(positions, self.window)
+    def reach(self, positions: int, rows: int = 0) -> float:
+        """Positions that attention reads where `positions` are stored, on average over the layers: that of one row, or
+        of a chunk whose `rows` last rows each reach back."""
+        limited = positions if self.window is None else min(positions, self.window + rows)
+        return positions + self.windowed * (limited - positions)
 
     def pairs(self, start: int, rows: int) -> float:
-        """Query-key pairs of `rows` new rows behind `start` positions, causal and within the window."""
-        growing = rows if self.window is None else min(rows, max(0, self.window - start))
-        full = (rows - growing) * (self.window or 0)
-        return growing * start + growing * (growing + 1) / 2 + full
+        """Query-key pairs of `rows` new rows behind `start` positions, causal and within the window where there is one,
+        on average over the layers."""
+        span = Span(start, rows, 0)
+        return span.pairs() + self.windowed * (span.pairs(self.window) - span.pairs())
 
 
 def shape_from_params(
@@ -162,6 +166,7 @@ def shape_from_program(
                     every += weights
             elif tensor.name not in read:
                 held += weights
+    window, windowed = _window(program)
     pair_flops = sum(4.0 * op.heads * op.head_dim for op in attends)
     group = max((op.heads / op.kv_heads for op in attends), default=1.0)
     stored = "as the file stores them" if weight_bits is None else f"in {weight_bits:g} bits each"
@@ -170,11 +175,29 @@ def shape_from_program(
         every_row=every,
         wanted=wanted,
         held=held,
-        kv_bytes=sum(spec.elements(1) for spec in program.state) * kv_element_bytes,
+        kv_bytes=sum(map(_elements, program.state)) * kv_element_bytes,
         pair_flops=pair_flops,
         prefill_pair_flops=pair_flops,
         group=group,
         prefill_group=group,
         context=program.context,
+        window=window,
+        windowed=windowed,
         assumptions=(f"weights are {stored}", f"keys and values take {kv_element_bytes:g} bytes an element, unpadded"),
     )
+
+
+def _window(program: Program) -> tuple[int | None, float]:
+    """The window of a program's sliding layers, None without any, and their share of all."""
+    sliding = [spec for spec in program.state if isinstance(spec, SlidingKV)]
+    if not sliding:
+        return None, 1.0
+    window, *others = {spec.window for spec in sliding}
+    if others:
+        raise UnsupportedError(f"the calculator takes one window, not {', '.join(map(str, sorted({window, *others})))}")
+    return window, sum(map(_elements, sliding)) / sum(map(_elements, program.state))
+
+
+def _elements(spec: StateSpec) -> int:
+    """Elements that one position stores."""
+    return sum(map(math.prod, spec.arrays(1).values()))

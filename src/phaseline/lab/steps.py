@@ -73,7 +73,9 @@ class StepBench:
         size = self._executor.page_size
         for slot, length in zip(others, positions[1:], strict=True):
             full = -(-length // size)
-            self._executor.copy_pages([(int(self._pages[first, i]), int(self._pages[slot, i])) for i in range(full)])
+            pages = self._pages[:, [first, slot], :full]  # (groups, 2, full)
+            groups = [zip(*group, strict=True) for group in pages.tolist()]
+            self._executor.copy_pages([(g, *pair) for g, pairs in enumerate(groups) for pair in pairs])
 
     def _step(self, size: StepSize) -> Step:
         want, end = Want.ALL if size.all_rows else Want.LAST, size.start + size.rows

@@ -1,5 +1,6 @@
 """What a sequence must remember, as data: one spec for each group of layers that share a page list."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -75,3 +76,27 @@ class PagedLatent:
 
     def oldest(self, length: int) -> int:
         return 0
+
+
+@dataclass(frozen=True)
+class Recurrent:
+    """What `layers` layers carry from one position to the next: arrays of fixed shapes, whatever the length.
+
+    A page is a snapshot of all of it behind some position. A step reads the snapshot that it begins from (entry 0 of
+    the sequence's page list; -1: all zeros) and writes another (entry 1), so that one given up halfway has changed
+    nothing. A sequence resumes only where a snapshot is kept: those at multiples of `every` are, while there is room.
+    """
+
+    layers: int
+    parts: tuple[tuple[str, tuple[int, ...]], ...]  # name and shape of each array of a layer
+    every: int
+
+    def arrays(self, page_size: int) -> Mapping[str, tuple[int, ...]]:
+        """Each part with the layers before it."""
+        return {name: (self.layers, *shape) for name, shape in self.parts}
+
+    def elements(self, tokens: int) -> int:
+        return self.layers * sum(math.prod(shape) for _, shape in self.parts) if tokens else 0
+
+    def oldest(self, length: int) -> int:
+        return length

@@ -33,9 +33,8 @@ class Pool:
             need = elements * np.dtype(dtype).itemsize / 2**30
             raise CapacityError(f"{need:.1f} GiB of state cannot be allocated; lower --context") from None
 
-    def copy_pages(self, pairs: Iterable[tuple[int, int]]) -> None:
-        """Copy whole pages of every group: (source, destination)."""
-        for source, destination in pairs:
-            for group in self.groups:
-                for array in group.values():
-                    array[destination] = array[source]
+    def copy_pages(self, copies: Iterable[tuple[int, int, int]]) -> None:
+        """Copy whole pages: (group, source, destination)."""
+        for group, source, destination in copies:
+            for array in self.groups[group].values():
+                array[destination] = array[source]

@@ -73,8 +73,8 @@ class PhaselineSystem:
 
     def holds(self, streams: int, positions: int) -> bool:
         """Whether the pool has pages for so many streams of so many positions at once."""
-        table = self._engine.scheduler.table
-        return streams * -(-positions // table.page_size) <= table.pages
+        scheduler = self._engine.scheduler
+        return scheduler.table.holds(streams, positions, scheduler.chunk)
 
     def line(self) -> tuple[int, int, int]:
         """Streams that run, streams that wait, and how often these have been preempted."""
@@ -85,15 +85,20 @@ class PhaselineSystem:
     @contextmanager
     def slots(self, lengths: Sequence[int]) -> Iterator[tuple[list[int], NDArray[np.int32]]]:
         """Rows of the page table with room for so many positions each, and the table: for steps run straight on the
-        executor. What they write is forgotten at the end. Raises CapacityError if there is no room.
+        executor. What they write is forgotten at the end. Where windows slide, positions further apart than a window
+        and a step share a page, the later in place of the earlier. Raises CapacityError if there is no room.
         """
         table, slots = self._engine.scheduler.table, list[int]()
         try:
             for length in lengths:
                 slots.append(table.open((), reuse=False)[0])
-                if not table.grow(slots[-1], length):
+                if not table.grow(slots[-1], table.in_hand(length, self.executor.max_rows), ahead=length):
                     raise CapacityError(f"no room for {len(lengths)} streams of up to {max(lengths)} positions")
-            yield slots, table.matrix
+            pages = table.matrix.copy()
+            for slot, length in zip(slots, lengths, strict=True):
+                for row in pages[:, slot, : -(-length // table.page_size)]:
+                    row[:] = np.resize(row[row >= 0], len(row)) if row[0] >= 0 else row
+            yield slots, pages
         finally:
             for slot in slots:
                 table.close(slot)

@@ -31,8 +31,7 @@ class Attend:
 
     def describe(self) -> str:
         window = f", window {self.window}" if self.window else ""
-        place = f"kv[{self.layer}]" if not self.group else f"kv{self.group}[{self.layer}]"
-        return f"{self.out.name} = attend({self.q.name}, {self.k.name}, {self.v.name}, {place}{window})"
+        return f"{self.out.name} = attend({self.q.name}, {self.k.name}, {self.v.name}{window})"
 
     def weights(self) -> tuple[TensorInfo, ...]:
         return ()
