@@ -193,7 +193,7 @@ REFUSED = [
     ("GARBLED --hardware h100", "is not JSON"),
     ("DEEP --hardware h100", "is not JSON"),
     ("LIST --hardware h100", "no JSON object"),
-    ("HUGE --hardware h100", "no config.json is so large"),
+    ("HUGE --hardware h100", "has more than the 4194304 bytes"),
     ("UNKNOWN --hardware h100", "model_type 'mamba' is not supported"),
     ("MIXTURE --hardware h100 --weight-bits inf", "weight_bits = inf"),
     ("MIXTURE", "neither a known model nor a .gguf file"),

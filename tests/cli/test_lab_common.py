@@ -143,7 +143,10 @@ def test_ctrl_c_within_a_step_of_our_engine(start: Start, tiny: str) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ((), "no MODEL: give a pulled name or a .gguf file, or a running server by --base-url"),
+        (
+            (),
+            "no MODEL: give a name that was pulled, a .gguf file, or a Hugging Face folder, or a running server by",
+        ),
         (("one", "--model", "other"), "give the model once: it is one and --model other"),
         (("--system", "openai"), "--system openai needs --base-url"),
         (("--system", "truth"), "--system truth needs --script"),

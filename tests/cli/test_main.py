@@ -16,6 +16,7 @@ from phaseline import __version__
 from phaseline.cli import options
 from phaseline.cli.main import main
 from phaseline.engine import load
+from phaseline.files import recode
 from support.command import COMMAND, Run
 
 
@@ -195,6 +196,7 @@ def test_a_reader_that_has_gone_is_no_error(phaseline: Run, places: Mapping[str,
 
 def test_choices_are_those_of_load() -> None:
     assert (options.MODES, options.NUMERICS) == (load.MODES, load.NUMERICS)
+    assert options.WEIGHTS == recode.WEIGHT_TYPES
 
 
 @given(

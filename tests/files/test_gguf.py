@@ -118,8 +118,8 @@ UNSUPPORTED: dict[str, bytes] = {
     "version 4 is not supported": image(version=u32(4)),
     "big-endian": image(version=struct.pack(">I", 3)),
     "'list' is an array of arrays": image(items(ARRAY, 1)),
-    "split over several files": image(pair("split.count", UINT16, b"\2\0")),
-    "'w': tensor type IQ4_XS (type 23)": image(tensors=[tensor("w", [256], 23)], data=WEIGHTS),
+    "one of 2 parts of a model": image(pair("split.count", UINT16, b"\2\0")),
+    "'w': tensor type I32 (type 26)": image(tensors=[tensor("w", [4], 26)], data=WEIGHTS),
     "'w': tensor type unknown (type 777)": image(tensors=[tensor("w", [4], 777)], data=WEIGHTS),
 }
 

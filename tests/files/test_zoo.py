@@ -201,11 +201,15 @@ def test_resolve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve(str(file)) == file
     with pytest.raises(PhaselineError, match="run `phaseline pull smollm2`"):
         resolve("smollm2")
-    for unknown in ("smollm3", "", "../smollm2", str(tmp_path), "smollm2/../../x"):
+    for unknown in ("smollm3", "", "../smollm2", "smollm2/../../x"):
         with pytest.raises(PhaselineError, match=r"neither a known model nor a \.gguf file: known names are smollm2"):
             resolve(unknown)
     with pytest.raises(PhaselineError, match="no file"):
         resolve(str(tmp_path / "gone.gguf"))
+    with pytest.raises(PhaselineError, match=r"holds no config\.json, so it is no Hugging Face model"):
+        resolve(str(tmp_path))
+    (tmp_path / "config.json").touch()
+    assert resolve(str(tmp_path)) == tmp_path
     place = tmp_path / MODELS["smollm2"].place
     place.parent.mkdir()
     place.touch()

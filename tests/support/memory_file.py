@@ -17,6 +17,7 @@ class MemoryFile:
 
     def __init__(self) -> None:
         self.path = Path("memory")
+        self.parts = (self.path,)
         self.metadata: Mapping[str, Any] = {}
         self._infos: dict[str, TensorInfo] = {}
         self.tensors: Mapping[str, TensorInfo] = self._infos

@@ -1,12 +1,11 @@
 """`phaseline explain --hardware`: the paper calculator, for models and hardware that need not be here."""
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phaseline.errors import FileFormatError, PhaselineError, RequestError
+from phaseline.errors import RequestError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
     from phaseline.lab.shapes import Shape
 
 _WIDTH = 120  # of the tables where no terminal sets one
-_MOST_CONFIG = 1 << 22  # bytes
 _CONTEXT, _BATCHES = 8192, (1, 4, 16, 64, 256)
 _SUMS = ("params_active", "experts", "experts_active", "kv_bytes_per_token", "query_group")  # for --params alone
 _OPTIONS = ("count", "compute", "launch", "weight_bits", "params", *_SUMS)
@@ -79,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _shape(args: argparse.Namespace) -> tuple["Shape", dict[str, Any]]:
     """The model's shape, and what the record says of the model."""
+    from phaseline.files.strict_json import read_object
     from phaseline.lab.hf_config import shape_from_config
     from phaseline.lab.shapes import shape_from_params, shape_from_program
 
@@ -94,28 +93,14 @@ def _shape(args: argparse.Namespace) -> tuple["Shape", dict[str, Any]]:
         if getattr(args, name) is not None:
             raise RequestError(f"{_flag(name)} belongs to --params; MODEL says it by itself")
     if args.model.endswith(".json"):
-        config = _read_config(Path(args.model))
+        config = read_object(Path(args.model))
         shape = shape_from_config(config, args.model, kv_element_bytes=element, weight_bits=args.weight_bits)
         return shape, {"name": args.model, "arch": config["model_type"]}
     from phaseline.cli.facts import read_model
 
-    facts, program = read_model(args.model)
+    facts, program = read_model(args.model, args.weights)
     shape = shape_from_program(program, args.model, kv_element_bytes=element, weight_bits=args.weight_bits)
     return shape, facts
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise PhaselineError(f"no file {str(path)!r}")
-    if path.stat().st_size > _MOST_CONFIG:
-        raise FileFormatError(f"{path} has more than {_MOST_CONFIG} bytes: no config.json is so large")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise FileFormatError(f"{path} is not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise FileFormatError(f"{path} holds no JSON object")
-    return config
 
 
 def _natural_type(shape: "Shape", peaks: Mapping[str, float]) -> str:

@@ -8,7 +8,13 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from phaseline.cli import calculate
-from phaseline.cli.options import add_common_options, add_memory_options, add_output_options, sampling_params
+from phaseline.cli.options import (
+    MODEL_HELP,
+    add_common_options,
+    add_memory_options,
+    add_output_options,
+    sampling_params,
+)
 from phaseline.errors import CapacityError, RequestError
 
 if TYPE_CHECKING:
@@ -32,7 +38,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "decode step that follows it, and whether the model fits this memory. Weights count as the file stores them. "
         "With --hardware: what each step takes at least on such chips.",
     )
-    parser.add_argument("model", metavar="MODEL", nargs="?", help="a name that was pulled, or the path of a .gguf file")
+    parser.add_argument("model", metavar="MODEL", nargs="?", help=MODEL_HELP)
     group = parser.add_argument_group("step")
     group.add_argument("--context", type=int, metavar="N", help="prompt tokens (512, --hardware 8192, or what fits)")
     group.add_argument(
@@ -58,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     calculate.refuse_without_hardware(args)
     (args.batch,) = args.batch or (1,)
     check_out(args)
-    model, program = read_model(args.model)
+    model, program = read_model(args.model, args.weights)
     longest = program.context - 1  # the decode step needs one more position
     if args.context is None:
         args.context = min(512, longest)

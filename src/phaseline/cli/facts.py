@@ -5,6 +5,7 @@ import math
 import os
 import tempfile
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,22 +57,28 @@ def emit(args: argparse.Namespace, record: Mapping[str, Any]) -> None:
                 print(to_json(record), flush=True)
 
 
-def read_model(name: str) -> tuple[dict[str, Any], "Program"]:
-    """What there is to say about the model `name` (its file, size, the bytes held in each format), and its program."""
+def read_model(name: str, weights: str | None = None) -> tuple[dict[str, Any], "Program"]:
+    """What there is to say about the model `name` (its file, size, the bytes held in each format), and its program.
+
+    weights: the type that matrices are held in, instead of the file's.
+    """
     from phaseline.families import model_program
-    from phaseline.files.gguf import open_gguf
+    from phaseline.files.model_file import open_model_file
+    from phaseline.files.recode import RecodedFile
     from phaseline.files.zoo import resolve
 
     path = resolve(name)
-    with open_gguf(path) as file:
+    with closing(open_model_file(path)) as opened:
+        file = opened if weights is None else RecodedFile(opened, weights)
         spec, program = model_program(file)
+        size = sum(part.stat().st_size for part in file.parts)
     formats: dict[str, int] = {}
     for weight in program.weights().values():
         formats[weight.format.name] = formats.get(weight.format.name, 0) + weight.nbytes
     facts = {
         "name": name,
-        "file": path.name,
-        "file_bytes": path.stat().st_size,
+        "file": path.resolve().name if path.is_dir() else path.name,
+        "file_bytes": size,
         "arch": spec.arch,
         "layers": spec.layers,
         "parameters": sum(math.prod(w.shape) for w in program.weights().values()),
@@ -92,4 +99,4 @@ def answer_facts(args: argparse.Namespace, engine: "Engine") -> dict[str, Any]:
     if isinstance(executor, NativeExecutor):
         build = {"executor": "native", "level": executor.level, "threads": executor.team.size, "mode": executor.mode}
     machine = {"cpu": cpu_model(), "cores": usable_cores()}
-    return {"model": read_model(args.model)[0], **provenance(machine, build)}
+    return {"model": read_model(args.model, args.weights)[0], **provenance(machine, build)}

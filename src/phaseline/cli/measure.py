@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         system, chunk, kv_bytes = PhaselineSystem(engine), engine.scheduler.chunk, KV_TYPES[args.kv_type].itemsize
         record = measure_phases(
             system,
-            model=read_model(args.model)[0],
+            model=read_model(args.model, args.weights)[0],
             chunk=chunk,
             mode=only,
             full=args.full,

@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from phaseline.engine.types import SamplingParams
 
+MODEL_HELP = "a name that was pulled, a .gguf file, or a Hugging Face folder"
 # As `load` has them, whose import would take longer than to refuse a misspelt one.
 MODES = ("walk", "eager", "layer", "dispatch", "chunk")
 NUMERICS = ("fast", "invariant", "reference")
+WEIGHTS = ("bf16", "q8_0")
 _UNITS = {"B": 1} | {
     f"{prefix}{end}": (1000 if end == "B" else 1024) ** power
     for power, prefix in enumerate("KMGT", 1)
     for end in ("B", "iB", "")
 }
-_LOAD = ("threads", "chunk", "mode", "numerics", "context", "memory", "kv_type", "level", "itl_budget_ms")
+_LOAD = ("threads", "chunk", "mode", "numerics", "context", "memory", "kv_type", "weights", "level", "itl_budget_ms")
 _SAMPLING = (
     *("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "stop", "ignore_eos", "seed"),
@@ -27,7 +29,7 @@ _SAMPLING = (
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a name that was pulled, or the path of a .gguf file")
+    parser.add_argument("model", metavar="MODEL", help=MODEL_HELP)
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +45,7 @@ def add_memory_options(parser: argparse._ArgumentGroup) -> None:
         "--memory", type=size, metavar="SIZE", help="most that is taken, e.g. 4GiB or 4G (all there is)"
     )
     parser.add_argument("--kv-type", choices=("bf16", "f32"), default="bf16", help="of keys and values (bf16)")
+    parser.add_argument("--weights", choices=WEIGHTS, help="hold matrices as this type (as in the file)")
 
 
 def add_engine_options(parser: argparse.ArgumentParser, *, mode_help: str = "how the prompt is read (chunk)") -> None:

@@ -60,8 +60,8 @@ def build_parser(words: Sequence[str]) -> Parser:
     parser = Parser(
         prog="phaseline",
         description="An LLM inference engine for CPUs, and a lab that measures its prefill and its decode.",
-        epilog="MODEL is a name that was pulled, or the path of a .gguf file. Exit status: 0 done, 2 refused, with one "
-        "line that says why, 130 interrupted, 141 where the reader of the output has gone.",
+        epilog="MODEL is a name that was pulled, a .gguf file, or a Hugging Face folder. Exit status: 0 done, 2 "
+        "refused, with one line that says why, 130 interrupted, 141 where the reader of the output has gone.",
     )
     parser.add_argument(
         *("--version", "-V"), action=_Version, nargs=0, help="print the version and the instruction set in use"

@@ -1,5 +1,6 @@
 """From a model's name to an engine that serves it."""
 
+from contextlib import closing
 from pathlib import Path
 
 from phaseline.engine.engine import Engine
@@ -13,9 +14,8 @@ from phaseline.execute.native import KV_TYPES, NativeExecutor
 from phaseline.execute.reference import ReferenceExecutor
 from phaseline.families import model_program
 from phaseline.files.base import ModelFile
-from phaseline.files.gguf import open_gguf
+from phaseline.files.model_file import open_model_file, open_tokenizer
 from phaseline.files.recode import RecodedFile
-from phaseline.files.tokenizer import Tokenizer
 from phaseline.files.zoo import resolve
 from phaseline.program.ops import Experts
 from phaseline.state.pages import PageTable
@@ -40,7 +40,7 @@ def load(
     level: str | None = None,
     itl_budget_ms: float | None = None,
 ) -> Engine:
-    """Load a pulled model by name, or a .gguf file by path.
+    """Load a pulled model by name, or by path a .gguf file (of a split one any part) or a Hugging Face folder.
 
     threads: default the cores this process may use. chunk: most prompt tokens per step. mode: how a prompt is read:
     chunk (the product), or, as controls, walk (one token a step), eager (one call per operation), layer (one row at a
@@ -68,11 +68,11 @@ def load(
     reference = numerics == "reference"
     if reference and (mode in ("eager", "layer", "dispatch") or level is not None):
         raise UnsupportedError("numerics reference runs in numpy: it has no mode eager, layer or dispatch and no level")
-    with open_gguf(resolve(str(model))) as opened:
+    with closing(open_model_file(resolve(str(model)))) as opened:
         file: ModelFile = opened if weights is None else RecodedFile(opened, weights)
         try:
             program = model_program(file)[1]
-            tokenizer = Tokenizer.from_metadata(file.metadata)
+            tokenizer = open_tokenizer(file)
             if mode == "dispatch" and not any(isinstance(op, Experts) for op in program.ops):
                 raise UnsupportedError("mode dispatch reads experts row by row: this model has none")
         except PhaselineError as error:

@@ -1,6 +1,6 @@
 """What every weight file offers, whatever its format."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,9 +26,13 @@ class TensorInfo:
 
 
 class ModelFile(Protocol):
-    """Metadata and tensors of one model on disk."""
+    """Metadata and tensors of one model on disk, in GGUF's terms whatever the format.
+
+    `path` is what was opened; `parts` are the files that hold the tensors.
+    """
 
     path: Path
+    parts: Sequence[Path]
     metadata: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
 

@@ -5,9 +5,7 @@ a count, a length or an offset is compared with the bytes that are really there 
 header as a whole is bounded, so a hostile file costs little time and memory before it is refused.
 """
 
-import contextlib
 import math
-import mmap
 import struct
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +18,7 @@ from numpy.typing import NDArray
 
 from phaseline.errors import FileFormatError, PhaselineError, UnsupportedError
 from phaseline.files.base import TensorInfo
+from phaseline.files.mapping import MappedFile
 from phaseline.files.quant import format_of_id
 
 # Real headers stay far below these: 262k tokens with their merges take about 16 MiB, the largest models
@@ -196,20 +195,13 @@ class GGUFFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            with path.open("rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except OSError as error:
-            raise FileFormatError(f"{path}: cannot be read: {error.strerror}") from None
-        except ValueError:
-            raise FileFormatError(f"{path}: the file is empty") from None
-        header = _Header(memoryview(self._map), path)
+        self.parts: Sequence[Path] = (path,)
+        self._map = MappedFile(path)
+        header = _Header(self._map.view(), path)
         _check_version(header)
         tensors = header.count(MAX_ENTRIES, "the number of tensors")
         keys = header.count(MAX_ENTRIES, "the number of metadata keys")
         self.metadata: Mapping[str, Any] = header.metadata(keys)
-        if get(self.metadata, "split.count", int, 1) > 1:
-            raise header.error("a model split over several files is not supported; merge it first", UnsupportedError)
         described = [header.tensor(i) for i in range(tensors)]
         self._offsets = _place(header, described, get(self.metadata, "general.alignment", int, 32), len(self._map))
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType({info.name: info for info, _ in described})
@@ -217,8 +209,7 @@ class GGUFFile:
     def raw(self, name: str) -> NDArray[np.uint8]:
         """Encoded bytes of a tensor, shape (rows, bytes per row), read-only; FileFormatError if it is missing."""
         info = self._info(name)
-        flat = np.frombuffer(self._map, np.uint8, info.nbytes, self._offsets[name])
-        return flat.reshape(-1, info.format.row_bytes(info.shape[-1]))
+        return self._map.array(self._offsets[name], info.nbytes).reshape(-1, info.format.row_bytes(info.shape[-1]))
 
     def float32(self, name: str) -> NDArray[np.float32]:
         """Decoded values in the tensor's numpy shape; FileFormatError if it is missing."""
@@ -227,16 +218,12 @@ class GGUFFile:
 
     def release(self, name: str) -> None:
         """Drop the pages that hold nothing but this tensor; reading it again maps them again."""
-        info, page = self._info(name), mmap.PAGESIZE
-        start = -(-self._offsets[name] // page) * page
-        length = (self._offsets[name] + info.nbytes) // page * page - start
-        if length > 0:
-            self._map.madvise(mmap.MADV_DONTNEED, start, length)
+        info = self._info(name)
+        self._map.release(self._offsets[name], info.nbytes)
 
     def close(self) -> None:
         """Unmap the file now, or when the last array that `raw` gave out is dropped."""
-        with contextlib.suppress(BufferError):
-            self._map.close()
+        self._map.close()
 
     def __enter__(self) -> Self:
         return self
@@ -283,5 +270,14 @@ def _place(header: _Header, described: list[tuple[TensorInfo, int]], alignment: 
 
 
 def open_gguf(path: str | Path) -> GGUFFile:
-    """Open a GGUF file for reading; usable as a context manager."""
-    return GGUFFile(Path(path))
+    """Open a GGUF file that holds a whole model; usable as a context manager."""
+    file = GGUFFile(Path(path))
+    if (parts := split_parts(file)) > 1:
+        file.close()
+        raise UnsupportedError(f"{path}: this is one of {parts} parts of a model; a single file is needed here")
+    return file
+
+
+def split_parts(file: GGUFFile) -> int:
+    """How many files the model is split over."""
+    return get(file.metadata, "split.count", int, 1)

@@ -1,6 +1,6 @@
 """A model file whose matrices are held in another format: the same model, with more or fewer bytes to read."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -26,6 +26,7 @@ class RecodedFile:
             raise UnsupportedError(f"weights cannot be held as {format!r} (supported: {', '.join(WEIGHT_TYPES)})")
         self._file, self._target, self._encode = file, FORMATS[name], _ENCODERS[name]
         self.path: Path = file.path
+        self.parts: Sequence[Path] = file.parts
         self.metadata: Mapping[str, Any] = file.metadata
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType({n: self._info(i) for n, i in file.tensors.items()})
 

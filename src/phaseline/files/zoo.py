@@ -100,10 +100,14 @@ def pull(
 
 
 def resolve(model: str, *, cache: Path | None = None, models: Mapping[str, Model] = MODELS) -> Path:
-    """Path of a model that is on this machine: a pulled name, URL or hf: spec, or the path of a .gguf file."""
-    known = f"known names are {', '.join(models)}; a path to a .gguf file works too"
+    """Path of a model on this machine: a pulled name, URL or hf: spec, a .gguf file, or a Hugging Face folder."""
+    known = f"known names are {', '.join(models)}; the path of a .gguf file or of a Hugging Face folder works too"
     if model not in models and not _is_remote(model):
         path = Path(model)
+        if model and path.is_dir():
+            if not (path / "config.json").is_file():
+                raise PhaselineError(f"the folder {model!r} holds no config.json, so it is no Hugging Face model")
+            return path
         if path.suffix != ".gguf":
             raise PhaselineError(f"{model!r} is neither a known model nor a .gguf file: {known}")
         if not path.is_file():

@@ -92,7 +92,7 @@ async def system_facts(args: argparse.Namespace, system: "StreamSystem") -> dict
     from phaseline.lab.records import provenance
 
     kind, told = system_kind(args), dict(await system.describe())
-    model = read_model(needed_model(args))[0] if kind == "phaseline" else {"name": _named(args, told)}
+    model = read_model(needed_model(args), args.weights)[0] if kind == "phaseline" else {"name": _named(args, told)}
     build = told if kind == "phaseline" else {}
     machine = {"cpu": cpu_model(), "cores": usable_cores(), "client_only": bool(args.base_url)}
     facts = {"system": {"name": system.name, **told}, "model": model, **provenance(machine, build)}

@@ -3,10 +3,11 @@
 import argparse
 import os
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phaseline.cli.options import add_engine_options, add_output_options, load_options
+from phaseline.cli.options import MODEL_HELP, add_engine_options, add_output_options, load_options
 from phaseline.errors import RequestError
 
 if TYPE_CHECKING:
@@ -20,9 +21,7 @@ SYSTEMS = ("phaseline", "openai", "llamacpp", "transformers", "truth")
 
 def add_system_options(parser: argparse.ArgumentParser) -> None:
     """The system to measure, how to reach it, and where the record goes: `--json`, `--out`, `--seed` included."""
-    parser.add_argument(
-        "model", metavar="MODEL", nargs="?", help="a pulled name or a .gguf file; of a server, the name it serves"
-    )
+    parser.add_argument("model", metavar="MODEL", nargs="?", help=f"{MODEL_HELP}; of a server, the name it serves")
     group = parser.add_argument_group("system")
     group.add_argument("--model", dest="model_option", metavar="MODEL", help="the same, as an option")
     group.add_argument("--system", choices=SYSTEMS, help="(phaseline; openai with --base-url)")
@@ -68,7 +67,7 @@ def needed_model(args: argparse.Namespace) -> str:
     """MODEL, where there must be one. Raises RequestError if there is none."""
     name = model_name(args)
     if name is None:
-        raise RequestError("no MODEL: give a pulled name or a .gguf file, or a running server by --base-url")
+        raise RequestError(f"no MODEL: give {MODEL_HELP}, or a running server by --base-url")
     return name
 
 
@@ -106,11 +105,11 @@ def vocabulary(args: argparse.Namespace) -> "Vocabulary":
 
     if not args.base_url and system_kind(args) in ("phaseline", "llamacpp", "transformers"):
         path = _model_path(args)
-        if path.is_file():
-            from phaseline.files.gguf import open_gguf
+        if path.is_file() or system_kind(args) == "phaseline":
+            from phaseline.files.model_file import open_model_file
 
-            with open_gguf(path) as file:
-                return range(len(file.metadata["tokenizer.ggml.tokens"]))
+            with closing(open_model_file(path)) as file:
+                return range(file.tensors["token_embd.weight"].shape[0])
     return WORDS
 
 

@@ -1,0 +1,161 @@
+"""What each architecture's config.json means in GGUF's terms, in older and newer spellings, and what it refuses."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from phaseline.errors import FileFormatError, UnsupportedError
+from phaseline.files.hf.architectures import layout_of
+from phaseline.files.hf.config import Config
+from phaseline.files.model_file import open_model_file
+from support.folders import CONFIG, llama_tensors, write_folder
+
+BASE: dict[str, Any] = {key: value for key, value in CONFIG.items() if key != "rope_theta"}
+GEMMA = BASE | {"model_type": "gemma3_text", "head_dim": 8, "sliding_window": 64, "query_pre_attn_scalar": 16}
+MIXTRAL = BASE | {"model_type": "mixtral", "num_local_experts": 3, "num_experts_per_tok": 2, "sliding_window": None}
+QWEN3_MOE = BASE | {
+    **{"model_type": "qwen3_moe", "head_dim": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    **{"decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True},
+}
+DEEPSEEK = BASE | {
+    **{"model_type": "deepseek_v3", "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    **{"n_group": 2, "topk_group": 1, "kv_lora_rank": 16, "q_lora_rank": None, "qk_nope_head_dim": 8},
+    **{"qk_rope_head_dim": 8, "v_head_dim": 8, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+}
+GPT2 = {
+    **{"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 64},
+    **{"layer_norm_epsilon": 1e-5, "activation_function": "gelu_new", "n_ctx": 64},
+}
+
+
+def keys(config: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return dict(layout_of(Config(config | changes, "config.json")).keys)
+
+
+def test_gemma_3_in_either_spelling() -> None:
+    old = {"rope_theta": 5e5, "rope_local_base_freq": 2e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    full = {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5}
+    new = {"full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": 2e4}}
+    layers = ["sliding_attention"] * 5 + ["full_attention"] + ["sliding_attention"] * 2
+    found = keys(GEMMA, num_hidden_layers=8, sliding_window_pattern=6, **old)
+    assert found == keys(GEMMA, num_hidden_layers=8, layer_types=layers, rope_parameters=new)
+    assert found["attention.sliding_window_pattern"] == [True] * 5 + [False] + [True] * 2
+    assert (found["rope.freq_base"], found["rope.freq_base_swa"], found["rope.scaling.factor"]) == (5e5, 2e4, 8.0)
+    assert found["attention.scale"] == 0.25
+    plain = keys(GEMMA)
+    assert (plain["rope.freq_base"], plain["rope.freq_base_swa"]) == (1e6, 1e4) and "rope.scaling.type" not in plain
+
+
+def test_experts_are_counted_in_either_spelling() -> None:
+    found = keys(QWEN3_MOE, num_experts=4)
+    assert found == keys(QWEN3_MOE, num_local_experts=4)
+    assert (found["expert_count"], found["expert_used_count"], found["expert_weights_norm"]) == (4, 2, True)
+    assert found["expert_feed_forward_length"] == 16
+
+
+def test_gpt_2_has_no_rotation_and_four_times_the_width() -> None:
+    found = keys(GPT2)
+    assert found["feed_forward_length"] == 128 and not any(key.startswith("rope") for key in found)
+    assert keys(GPT2, n_inner=100)["feed_forward_length"] == 100
+
+
+REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    (BASE, {"model_type": "mistral"}, ""),  # a context shorter than the window that is meant where none is stated
+    (BASE, {"model_type": "mistral", "max_position_embeddings": 8192}, "sliding_window = 4096 is not supported here"),
+    (BASE, {"model_type": "mistral", "sliding_window": 64}, "sliding_window = 64 is not supported here"),
+    (BASE, {"model_type": "mistral", "num_key_value_heads": None}, "num_key_value_heads is missing"),
+    (BASE, {"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window = True is not supported"),
+    (BASE, {"model_type": "qwen2", "layer_types": ["sliding_attention"] * 2}, "layer_types = ['sliding_attention'"),
+    (BASE, {"model_type": "qwen3"}, "head_dim is missing"),
+    (GEMMA, {"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0 is not supported"),
+    (GEMMA, {"layer_types": ["full_attention"]}, "layer_types must name sliding_attention or full_attention"),
+    (GEMMA, {"rope_parameters": {"rope_theta": 1e6}}, "rope_parameters: unknown setting 'rope_theta'"),
+    (GEMMA, {"rope_parameters": {"full_attention": {}}}, "both full_attention and sliding_attention are needed"),
+    (GEMMA, {"hidden_activation": "silu"}, "hidden_activation = 'silu' is not supported"),
+    (MIXTRAL, {"sliding_window": 64}, "sliding_window = 64 is not supported here"),
+    (MIXTRAL, {"num_experts_per_tok": 4}, "num_experts_per_tok is 4; accepted: whole numbers 1 to 3"),
+    (QWEN3_MOE, {}, "num_local_experts is missing"),
+    (QWEN3_MOE, {"num_experts": 4, "mlp_only_layers": [0]}, "mlp_only_layers = [0] is not supported"),
+    (QWEN3_MOE, {"num_experts": 4, "decoder_sparse_step": 2}, "decoder_sparse_step = 2 is not supported"),
+    (DEEPSEEK, {"scoring_func": "softmax"}, "scoring_func = 'softmax' is not supported"),
+    (DEEPSEEK, {"rope_interleave": False}, "rope_interleave = False is not supported"),
+    (DEEPSEEK, {"moe_layer_freq": 2}, "moe_layer_freq = 2 is not supported"),
+    (DEEPSEEK, {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling: mscale_all_dim is missing"),
+    (
+        DEEPSEEK,
+        {"rope_scaling": {"type": "yarn", "factor": 4.0, "mscale_all_dim": 1.0, "mscale": 0.7}},
+        "rope_scaling: mscale = 0.7 is not supported (supported: absent, 1.0)",
+    ),
+    (GPT2, {"activation_function": "gelu"}, "activation_function = 'gelu' is not supported"),
+    (GPT2, {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = True is not supported"),
+    (GPT2, {"tie_word_embeddings": False}, "tie_word_embeddings = False is not supported"),
+]
+
+
+@pytest.mark.parametrize(("config", "change", "message"), REFUSED)
+def test_what_would_be_another_model_is_refused(config: dict[str, Any], change: dict[str, Any], message: str) -> None:
+    if not message:
+        keys(config, **change)
+        return
+    with pytest.raises((FileFormatError, UnsupportedError), match=re.escape(message)):
+        keys(config, **change)
+
+
+def sparse_tensors() -> dict[str, Any]:
+    """Mixtral's: two layers of three experts."""
+    rng = np.random.default_rng(1)
+    tensors = {name: values for name, values in llama_tensors().items() if ".mlp." not in name}
+    for layer in range(2):
+        moe = f"model.layers.{layer}.block_sparse_moe."
+        tensors[moe + "gate.weight"] = rng.normal(size=(3, 32)).astype("<f4")
+        for expert in range(3):
+            for part, shape in (("w1", (48, 32)), ("w2", (32, 48)), ("w3", (48, 32))):
+                tensors[f"{moe}experts.{expert}.{part}.weight"] = rng.normal(size=shape).astype("<f4")
+    return tensors
+
+
+EXPERT = "model.layers.1.block_sparse_moe.experts.2.w2.weight"
+
+
+def test_experts_are_stacked_in_order(tmp_path: Path) -> None:
+    tensors = sparse_tensors()
+    reversed_order = dict(reversed(tensors.items()))
+    file = open_model_file(write_folder(tmp_path / "m", shards=4, tensors=reversed_order, **MIXTRAL))
+    assert file.tensors["blk.1.ffn_down_exps.weight"].shape == (3, 32, 48)
+    for part, name in (("w1", "gate"), ("w2", "down"), ("w3", "up")):
+        stacked = file.float32(f"blk.1.ffn_{name}_exps.weight")
+        for expert in range(3):
+            assert np.array_equal(stacked[expert], tensors[EXPERT.replace("2.w2", f"{expert}.{part}")])
+    file.release("blk.1.ffn_down_exps.weight")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (None, "expert 2 of 'blk.1.ffn_down_exps.weight' is missing"),
+        (np.zeros((32, 47), "<f4"), "differ in type or shape"),
+        (np.zeros((32, 48), "<f2"), "differ in type or shape"),
+    ],
+)
+def test_experts_must_be_there_and_alike(tmp_path: Path, values: Any, message: str) -> None:
+    tensors = sparse_tensors()
+    del tensors[EXPERT]
+    if values is not None:
+        tensors[EXPERT] = values
+    with pytest.raises(FileFormatError, match=re.escape(message)):
+        open_model_file(write_folder(tmp_path / "m", tensors=tensors, **MIXTRAL))
+
+
+def test_an_expert_too_many_is_refused(tmp_path: Path) -> None:
+    tensors = sparse_tensors()
+    tensors[EXPERT.replace("experts.2", "experts.3")] = tensors[EXPERT]
+    with pytest.raises(FileFormatError, match="3 must be under 3"):
+        open_model_file(write_folder(tmp_path / "m", tensors=tensors, **MIXTRAL))
+
+
+def test_layers_that_predict_further_tokens_are_left_out() -> None:
+    layout = layout_of(Config(DEEPSEEK | {"num_nextn_predict_layers": 1}, "config.json"))
+    assert (layout.keys["block_count"], layout.spare_layers) == (2, 1)
