@@ -80,6 +80,8 @@ class Settings:
     def flags(self, key: str) -> tuple[bool, ...] | None:
         """A list of yes and no; None where there is no list."""
         value = self._values.get(key)
+        if isinstance(value, memoryview):  # an array of a GGUF file
+            value = value.tolist()
         if not isinstance(value, list):
             return None
         self._read.add(key)
