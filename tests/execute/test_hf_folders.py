@@ -35,6 +35,15 @@ def turning(**rope: Any) -> dict[str, Any]:
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
 OWN_YARN = {"attention_factor": 1.2, "beta_fast": 4, "beta_slow": 2, "original_max_position_embeddings": 16}
 GEMMA = {"head_dim": 16, "num_hidden_layers": 7, "sliding_window": 20, "query_pre_attn_scalar": 24}
+DEEPSEEK: dict[str, Any] = {
+    **{"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_shared_experts": 2},
+    **{"first_k_dense_replace": 1, "routed_scaling_factor": 1.5, "num_key_value_heads": 4},
+    **{"kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24},
+}
+DEEPSEEK_YARN = {
+    **{"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 32},
+    **{"mscale": 0.7, "mscale_all_dim": 0.7},
+}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", like()),
     "llama tied": ("LlamaConfig", like(tie_word_embeddings=True, head_dim=16)),
@@ -52,6 +61,15 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": (
         "Qwen3MoeConfig",
         like(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=32, head_dim=16, norm_topk_prob=True),
+    ),
+    "deepseek_v2": ("DeepseekV2Config", like(**DEEPSEEK, q_lora_rank=None)),
+    "deepseek_v2 in groups": (
+        "DeepseekV2Config",
+        like(**DEEPSEEK, q_lora_rank=24, topk_method="group_limited_greedy", n_group=3, topk_group=2),
+    ),
+    "deepseek_v3": (
+        "DeepseekV3Config",
+        like(**DEEPSEEK, q_lora_rank=24, n_group=3, topk_group=2, rope_parameters=DEEPSEEK_YARN),
     ),
     "gemma3": ("Gemma3TextConfig", like(**GEMMA)),
     "gemma3 otherwise": (
