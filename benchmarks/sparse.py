@@ -61,7 +61,7 @@ class Bench:
     def machine(self) -> Machine:
         """Ceilings at the footprints of one decode step of either."""
         steps = [step_cost(s.executor.program, decode_work(1)) for s in self.systems.values()]
-        return Machine(self.systems["sparse"].executor, [int(step.bytes) for step in steps] + [512 << 20])
+        return Machine(self.systems["sparse"].executor, [int(step.bytes) for step in steps])
 
     def measure(self, cell: Cell, into: Samples) -> None:
         system = self.systems[cell.model]

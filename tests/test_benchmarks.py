@@ -1,5 +1,6 @@
 """The benchmarks' own arithmetic, and that they run: on models that take no time."""
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,3 +97,25 @@ def test_steps_fill_their_table(benchmark: ModuleType, tmp_path: Path) -> None:
     rows |= steps.between(system, 1, 1) | steps.between(system, 16, 1)
     assert len(rows) == 8 and all(figure["value"] > 0 for figure in rows.values())
     assert system.line()[:2] == (0, 0)
+
+
+def test_sparse_models_are_predicted_from_their_bytes(
+    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    drawn = tmp_path / "curve.svg"
+    options = ["--tiny", "--rounds", "1", "--prompt", "16", "--tokens", "4", "--threads", "1", "--svg", str(drawn)]
+    monkeypatch.setattr(sys, "argv", ["sparse.py", *options])
+    assert benchmark.sparse.main() == 0
+    record = json.loads(capsys.readouterr().out)
+    rows = {(r["model"], r["phase"], r["mode"], r["chunk"]): r for r in record["rows"]}
+    for model in ("sparse", "dense"):
+        curve = [rows[model, "prefill", "chunk", chunk] for chunk in (1, 2, 4, 8, 16)]
+        assert curve[0]["allowed"] == 1
+        assert [r["allowed"] for r in curve] == sorted(r["allowed"] for r in curve)
+        for row in curve:
+            bytes_allow = curve[0]["tok_s"] * row["allowed"]
+            assert row["predicted_tok_s"] == pytest.approx(min(bytes_allow, row["arithmetic_tok_s"]))
+    grouped, alone = (rows["sparse", "prefill", mode, 16]["sparse"] for mode in ("chunk", "dispatch"))
+    assert grouped["routed_bytes_observed"] < alone["routed_bytes_observed"]
+    assert len(record["ratios"]) == 4
+    assert len(ElementTree.parse(drawn).findall(".//{http://www.w3.org/2000/svg}circle")) == 2 * 5 + 2
