@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from line_plot import line_plot
 from random_model import write
-from sparse_plot import draw
 
 from phaseline.engine.load import load
 from phaseline.execute.host import cpu_model, usable_cores
@@ -103,6 +103,17 @@ def predict(rows: Sequence[dict[str, Any]]) -> None:
         if row["phase"] == "prefill" and row["mode"] == "chunk":
             one = next(r for r in rows if (r["model"], r["phase"], r["chunk"]) == (row["model"], "prefill", 1))
             row["predicted_tok_s"] = min(one["tok_s"] * row["allowed"], row["arithmetic_tok_s"])
+
+
+def draw(rows: Sequence[dict[str, Any]]) -> str:
+    """The curves, each with its prediction."""
+    lines = {}
+    for model in ("sparse", "dense"):
+        curve = [r for r in rows if (r["model"], r["phase"], r["mode"]) == (model, "prefill", "chunk")]
+        lines[model] = [(r["chunk"], r["tok_s"]) for r in curve]
+        lines[f"{model} bound"] = [(r["chunk"], r["predicted_tok_s"]) for r in curve]
+    title = "Prefill against the chunk: measured, and what bytes and arithmetic allow"
+    return line_plot(title, "prompt tokens per step", "tokens/s", lines)
 
 
 def ratio(samples: Mapping[Cell, Samples], fast: Cell, slow: Cell) -> dict[str, Any]:
