@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from format_model import random_matrix
-from gguf import GGMLQuantizationType, GGUFWriter, TokenType
+from format_model import random_matrix, sane_blocks, vocabulary
+from gguf import GGMLQuantizationType, GGUFWriter
 from numpy.typing import NDArray
 
 from phaseline.files.quant import FORMATS
@@ -33,6 +33,7 @@ class RandomModel:
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
+        self.blocks = sane_blocks(self.rng, FORMATS[self.format])
         self.out = GGUFWriter(self.path, self.arch, use_temp_file=True)
 
     def setting(self, key: str, value: float | int | bool) -> None:
@@ -44,20 +45,10 @@ class RandomModel:
             add = self.out.add_float32
         add(f"{self.arch}.{key}", value)
 
-    def vocabulary(self, tokens: int) -> None:
-        """Tokens without a meaning: prompts are ids."""
-        self.out.add_tokenizer_model("gpt2")
-        self.out.add_tokenizer_pre("gpt-2")
-        self.out.add_token_list(["a", "b", "ab", *(f"t{n}" for n in range(3, tokens))])
-        self.out.add_token_types([TokenType.NORMAL] * tokens)
-        self.out.add_token_merges(["a b"])
-        self.out.add_bos_token_id(0)
-        self.out.add_eos_token_id(1)
-
     def matrix(self, name: str, *shape: int) -> None:
         """A weight whose outputs are about as large as its inputs; shape (..., outputs, inputs)."""
         kind = FORMATS[self.format]
-        raw = random_matrix(self.rng, kind, math.prod(shape[:-1]), shape[-1])
+        raw = random_matrix(self.rng, kind, self.blocks, math.prod(shape[:-1]), shape[-1])
         raw = raw.reshape(*shape[:-1], -1)
         self.out.add_tensor(name + ".weight", raw, raw_dtype=GGMLQuantizationType[kind.name])
 
@@ -117,7 +108,7 @@ def write(path: Path, shape: str, *, format: str = "Q4_K", seed: int = 0) -> Pat
         settings |= {"expert_count": s.experts, "expert_used_count": s.active}
     for key, value in settings.items():
         model.setting(key, value)
-    model.vocabulary(s.vocab)
+    vocabulary(model.out, s.vocab)
     model.matrix("token_embd", s.vocab, s.width)
     for layer in range(s.layers):
         _layer(model, f"blk.{layer}.", s, head)
