@@ -98,7 +98,7 @@ def test_copied_pages_continue_the_same_way() -> None:
     for kv_type in STORED:
         executor = native(a.file, a.program(), pages=8, kv_type=kv_type, max_rows=64)
         executor.forward(Step([Segment(0, 0, list(range(40)), Want.NONE)]), table)
-        executor.copy_pages([(5, 2), (1, 7)])
+        executor.copy_pages([(0, 5, 2), (0, 1, 7)])
         both = executor.forward(Step([Segment(0, 40, [77]), Segment(1, 40, [77])]), table)
         assert np.isfinite(both).all() and same_bits(both[0], both[1])
 
