@@ -47,13 +47,11 @@ void quantise(const float* x, QuantBlock& out) {
     memcpy(q, &qa, sizeof qa);
     memcpy(q + LANES, &qb, sizeof qb);
     out.scale = top / TOP + unsound;
-    for (int half = 0; half < 2; half++) {
-        int32_t s = 0;
-        for (int i = 0; i < 16; i++) s += q[16 * half + i];
-        out.less[half] = -s;
-    }
-    out.less[2] = out.less[0] + out.less[1];
-    out.sum = out.scale * float(-out.less[2]);
+    uint32_t sums[2] = {0, 0};  // unsigned: what is not finite became the least integer, and sums of it wrap
+    for (int i = 0; i < 32; i++) sums[i / 16] += uint32_t(q[i]);
+    for (int half = 0; half < 2; half++) out.less[half] = int32_t(0 - sums[half]);
+    out.less[2] = int32_t(0 - sums[0] - sums[1]);
+    out.sum = out.scale * float(int32_t(sums[0] + sums[1]));
     store_words(q, out.words);
 }
 
