@@ -126,7 +126,7 @@ def test_this_machine_is_measured(explain: Any, tiny: str) -> None:
 def test_what_is_not_known_is_null(explain: Any, phaseline: Run) -> None:
     asked = ("--hardware", "h200", "--params", "7e9")
     found = explain(*asked)
-    assert found["kv"] == {"bytes_per_position": None, "bytes_per_stream": None}
+    assert found["kv"] == {"bytes_per_position": None, "fixed_bytes": 0, "bytes_per_stream": None}
     assert found["largest_batch"] is None and found["experts"] is None
     assert {step["attention_s"] for step in found["steps"]} == {None}
     assert any("attention costs nothing" in text for text in found["assumptions"])
@@ -211,3 +211,11 @@ def test_what_is_refused_is_told_in_one_line(
     output = capsys.readouterr()
     assert (status, output.out, output.err.count("\n")) == (2, "", 1)
     assert said in output.err
+
+
+def test_a_model_known_by_name(explain: Any, phaseline: Run) -> None:
+    asked = ("kimi-k3", "--hardware", "h200", "--count", "8", "--context", "131072", "--batch", "1")
+    found = explain(*asked)
+    assert found["steps"][1]["tok_s"] == pytest.approx(1104, rel=1e-3)
+    shown = phaseline("explain", *asked).stdout
+    assert "IQ1_S 532 GB" in shown and "434 MB whatever its length" in shown

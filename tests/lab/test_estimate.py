@@ -36,7 +36,7 @@ def test_the_whole_quiz_through_the_estimate() -> None:
     assert (many["product_limit"], many["attention_limit"]) == ("compute", "bandwidth")
     assert found["largest_batch"] == 275 == (16 * 16e9 - 30e9) // STREAM
     assert found["critical_batch"] == pytest.approx(243 / 2, rel=0.01)  # a parameter of one byte
-    assert found["kv"] == {"bytes_per_position": 100e3, "bytes_per_stream": STREAM}
+    assert found["kv"] == {"bytes_per_position": 100e3, "fixed_bytes": 0, "bytes_per_stream": STREAM}
 
 
 def test_a_7b_model_on_303_gb_per_s() -> None:
@@ -75,7 +75,7 @@ def test_a_window_keeps_streams_small_and_attention_short() -> None:
     position = 3 * 2 * 2 * 16 * 2
     shape = shape_from_config({**config, "sliding_window": 100}, "tiny")
     found = estimate(shape, SLOW_READ, case(context=1000))
-    assert found["kv"] == {"bytes_per_position": position, "bytes_per_stream": 100 * position}
+    assert found["kv"] == {"bytes_per_position": position, "fixed_bytes": 0, "bytes_per_stream": 100 * position}
     prefill, one, eight = found["steps"]
     assert prefill["attention_s"] * 1e3 == pytest.approx(150 * position)  # the 50 rows reach back 100
     assert one["attention_s"] * 1e3 == pytest.approx(100 * position)

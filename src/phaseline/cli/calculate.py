@@ -20,7 +20,7 @@ _OPTIONS = ("count", "compute", "launch", "weight_bits", "params", *_SUMS)
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options that only the calculator takes."""
-    group = parser.add_argument_group("paper calculator (MODEL may be a config.json as Hugging Face models have it)")
+    group = parser.add_argument_group("paper calculator (MODEL may be a Hugging Face config.json, or kimi-k3)")
     group.add_argument("--hardware", metavar="NAME", help="h100, h200, a100, tpu-v5e, or this: bounds on such chips")
     group.add_argument("--count", type=int, metavar="N", help="chips that share the work (1)")
     group.add_argument("--compute", metavar="TYPE", help="of the arithmetic: bf16, int8, fp8; on this: f32, quant")
@@ -79,6 +79,7 @@ def _shape(args: argparse.Namespace) -> tuple["Shape", dict[str, Any]]:
     """The model's shape, and what the record says of the model."""
     from phaseline.files.strict_json import read_object
     from phaseline.lab.hf_config import shape_from_config
+    from phaseline.lab.known_shapes import KNOWN
     from phaseline.lab.shapes import shape_from_params, shape_from_program
 
     if (args.model is None) == (args.params is None):
@@ -92,6 +93,9 @@ def _shape(args: argparse.Namespace) -> tuple["Shape", dict[str, Any]]:
     for name in _SUMS:
         if getattr(args, name) is not None:
             raise RequestError(f"{_flag(name)} belongs to --params; MODEL says it by itself")
+    if args.model in KNOWN:
+        shape = KNOWN[args.model](kv_element_bytes=element, weight_bits=args.weight_bits)
+        return shape, {"name": args.model}
     if args.model.endswith(".json"):
         config = read_object(Path(args.model))
         shape = shape_from_config(config, args.model, kv_element_bytes=element, weight_bits=args.weight_bits)
@@ -137,8 +141,15 @@ def _heading(record: Mapping[str, Any]) -> list[str]:
     return [
         f"{record['model']['name']}: {si(shape['weight_bytes'])}B of weights, {bits:.3g} bits each; "
         f"a row multiplies {si(shape['params_per_row']).strip()} of {si(shape['params']).strip()} parameters",
+        *([f"bytes by format: {_formats(shape['formats'])}"] if shape["formats"] else ()),
         f"{hardware['count']} x {hardware['name']}: {peak}FLOP/s {compute}, {read}B/s, {memory}B",
     ]
+
+
+def _formats(formats: Mapping[str, Mapping[str, float]]) -> str:
+    from phaseline.cli.show import si
+
+    return ", ".join(f"{name} {si(w['bytes'])}B for {si(w['params']).strip()} weights" for name, w in formats.items())
 
 
 def _steps(steps: Sequence[Mapping[str, Any]]) -> "Table":
@@ -181,8 +192,9 @@ def _lines(record: Mapping[str, Any]) -> list[str]:
         f"elements; counted over what this model stores: {counted})",
     ]
     if record["largest_batch"] is not None:
+        fixed = f", {si(kv['fixed_bytes'])}B whatever its length" if kv["fixed_bytes"] else ""
         lines.append(
-            f"keys and values: {si(kv['bytes_per_position'])}B a position, {si(kv['bytes_per_stream'])}B a stream; "
+            f"state: {si(kv['bytes_per_position'])}B a position{fixed}, {si(kv['bytes_per_stream'])}B a stream; "
             f"largest batch that fits: {record['largest_batch']}"
         )
     return [

@@ -18,7 +18,7 @@ from phaseline.lab.calculator import (
 from phaseline.lab.hardware import THIS, Hardware
 from phaseline.lab.shapes import Shape
 
-ROUTED_ROWS = (1, 8, 32, 128, 512)  # chunk lengths for which the experts' share is told
+ROUTED_ROWS = (1, 8, 32, 64, 128, 512)  # chunk lengths for which the experts' share is told
 _MOST_ROWS = 1 << 30
 
 
@@ -40,7 +40,7 @@ def estimate(shape: Shape, hardware: Hardware, case: Case) -> dict[str, Any]:
     _check(shape, case)
     flops, bandwidth = hardware.peak(case.compute), hardware.bandwidth
     memory = hardware.memory if case.memory is None else case.memory
-    stream = None if shape.kv_bytes is None else shape.kv_bytes * shape.reach(case.context)
+    stream = None if shape.kv_bytes is None else shape.kv_bytes * shape.reach(case.context) + shape.stream_bytes
     most = None if stream is None else largest_batch(memory, shape.total.bytes, stream)
     critical = critical_batch(flops, bandwidth, shape.shared.bytes / shape.shared.params)
     steps = [_prefill(shape, hardware, case) | _fits(shape, memory, most, 1)]
@@ -54,6 +54,7 @@ def estimate(shape: Shape, hardware: Hardware, case: Case) -> dict[str, Any]:
             "weight_bytes_per_row": shape.row.bytes,
             "query_group": shape.group,
             "window": shape.window,
+            "formats": {name: {"params": w.params, "bytes": w.bytes} for name, w in shape.formats.items()},
         },
         "hardware": hardware.record() | {"memory": memory},
         "case": {"context": case.context, "chunk": case.chunk, "compute": case.compute, "launch_s": case.launch},
@@ -65,7 +66,11 @@ def estimate(shape: Shape, hardware: Hardware, case: Case) -> dict[str, Any]:
         "critical_batch": critical,
         "critical_batch_experts": critical * shape.experts / shape.active if shape.experts else None,
         "steps": steps,
-        "kv": {"bytes_per_position": shape.kv_bytes, "bytes_per_stream": stream},
+        "kv": {
+            "bytes_per_position": shape.kv_bytes,
+            "fixed_bytes": shape.stream_bytes,
+            "bytes_per_stream": stream,
+        },
         "largest_batch": most,
         "decode_floor": {
             "seconds": decode_floor(shape.row.bytes, bandwidth),
@@ -99,7 +104,7 @@ def _decode(shape: Shape, hardware: Hardware, case: Case, batch: int) -> dict[st
         product_bytes=shape.read_bytes(batch),
         attention_flops=positions * shape.pair_flops,
         attention_rate=hardware.peak(hardware.attention),
-        attention_bytes=positions * (shape.kv_bytes or 0.0),
+        attention_bytes=positions * (shape.kv_bytes or 0.0) + 2 * batch * shape.stream_bytes,
         launch=case.launch,
     )
     return _step("decode", shape, bound, batch, 2 * batch * shape.row.params / shape.read_bytes(batch))
@@ -118,7 +123,7 @@ def _prefill(shape: Shape, hardware: Hardware, case: Case) -> dict[str, Any]:
         product_bytes=shape.read_bytes(rows),
         attention_flops=shape.pairs(start, rows) * shape.prefill_pair_flops,
         attention_rate=hardware.peak(hardware.attention),
-        attention_bytes=shape.reach(case.context, rows) * (shape.kv_bytes or 0.0),
+        attention_bytes=shape.reach(case.context, rows) * (shape.kv_bytes or 0.0) + 2 * shape.stream_bytes,
         launch=case.launch,
     )
     return _step("prefill", shape, bound, rows, product_flops / shape.read_bytes(rows))

@@ -1,7 +1,8 @@
 """What the paper calculator needs to know of a model: its weights by when they are read, and its keys and values."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from phaseline.errors import RequestError, UnsupportedError
 from phaseline.lab.calculator import check_positive, distinct_experts
@@ -33,7 +34,8 @@ class Shape:
     `experts` with `active` per row. kv_bytes: keys and values of one position, None where not known. pair_flops and
     prefill_pair_flops: attention's FLOP per new row and position that it reads, in either phase; group and
     prefill_group: query heads that share a key head. context: most positions; window: positions that attention reaches
-    back in some layers, `windowed` their share of all.
+    back in some layers, `windowed` their share of all. stream_bytes: state of a stream whatever its length, which each
+    step reads and writes. formats: the weights by the format that holds them, where that is known.
     """
 
     name: str
@@ -51,6 +53,8 @@ class Shape:
     context: int | None = None
     window: int | None = None
     windowed: float = 1.0
+    stream_bytes: float = 0.0
+    formats: Mapping[str, Weights] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()
 
     @property
