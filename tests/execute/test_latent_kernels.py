@@ -40,11 +40,11 @@ def test_mixed_steps_over_shuffled_pages(sizes: tuple[int, ...], kv_type: str, t
         assert_levels_agree(results)
 
 
-@pytest.mark.parametrize("format", ["F32", "F16", "BF16", "Q8_0", "Q4_1"])
+@pytest.mark.parametrize("format", ["F32", "F16", "BF16", "Q8_0", "Q4_1", "IQ3_S"])
 @pytest.mark.parametrize("fused", [False, True])
 def test_the_formats_of_its_weights(format: str, fused: bool) -> None:
     """As two tensors of three dimensions, and as the older files' fused one."""
-    a = Latent(4, 32, 8, 64, 32, format, fused)
+    a = Latent(*((2, 256, 8, 256, 16) if format == "IQ3_S" else (4, 32, 8, 64, 32)), format, fused)
     program, table = a.program(), shuffled(1, 2)
     tokens = np.random.default_rng(5).integers(0, TOKENS, 50).tolist()
     step = Step([Segment(0, 0, tokens, Want.ALL)])

@@ -36,6 +36,7 @@ def test_every_promised_format_is_there_with_ggml_numbers() -> None:
         assert format.name == name and format.id == GGMLQuantizationType[name]
         assert (format.block, format.bytes) == GGML_QUANT_SIZES[GGMLQuantizationType[name]]
         assert format_of_id(format.id) is format
+    assert len({*FORMATS.values()}) == len(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)

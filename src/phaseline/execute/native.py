@@ -14,6 +14,7 @@ from phaseline.errors import CapacityError, PhaselineError, UnsupportedError
 from phaseline.execute.arena import plan_columns
 from phaseline.execute.base import page_counts, page_matrices, step_arrays
 from phaseline.files.base import ModelFile, TensorInfo
+from phaseline.files.quant import FORMATS
 from phaseline.program.ir import Program, Rows, Value
 from phaseline.program.ops import (
     Activation,
@@ -265,14 +266,14 @@ class _Weights:
     def heads(self, weights: HeadWeights) -> list[_native.Matrix]:
         """One matrix for each head. To transpose, plain types move as they are; blocks are decoded to float32."""
         info = weights.tensor
-        format, raw = info.format.name, self._file.raw(info.name)
+        format, raw = info.format, self._file.raw(info.name)
         if weights.transposed and info.format.block > 1:
-            format, raw = "F32", self._file.float32(info.name).reshape(len(raw), -1).view(np.uint8)
+            format, raw = FORMATS["F32"], self._file.float32(info.name).reshape(len(raw), -1).view(np.uint8)
         if weights.transposed:
             raw = raw.view(np.dtype(f"V{raw.shape[1] // info.shape[-1]}"))  # whole elements
         parts = np.ascontiguousarray(weights.cut(raw)).view(np.uint8)  # (heads, outputs, bytes)
         cols = weights.shape[-1]
-        matrices = [_native.pack(format, part, cols, self._team, self._store) for part in parts]
+        matrices = [_native.pack(format.name, part, cols, self._team, self._store, format.codebook) for part in parts]
         self._file.release(info.name)
         return matrices
 

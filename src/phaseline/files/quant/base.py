@@ -1,7 +1,7 @@
 """What a block format is, and the pieces that decoders share."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,8 @@ class Format:
     block: int
     bytes: int
     decode: Callable[[Bytes], Floats]  # (blocks, bytes) -> (blocks, block)
-    codebook: Bytes | None = None  # (entries, width) digits that its blocks refer to, for whoever packs them
+    # (entries, width) digits that its blocks refer to, for whoever packs them.
+    codebook: Bytes | None = field(default=None, compare=False, repr=False)
 
     def row_bytes(self, cols: int) -> int:
         """Bytes of one row of `cols` elements; FileFormatError unless `cols` is a multiple of the block."""
