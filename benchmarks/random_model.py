@@ -33,7 +33,7 @@ class RandomModel:
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
-        self.blocks = sane_blocks(self.rng, FORMATS[self.format])
+        self.blocks = {name: sane_blocks(self.rng, FORMATS[name]) for name in dict.fromkeys((self.format, "Q8_0"))}
         self.out = GGUFWriter(self.path, self.arch, use_temp_file=True)
 
     def setting(self, key: str, value: float | int | bool) -> None:
@@ -46,9 +46,10 @@ class RandomModel:
         add(f"{self.arch}.{key}", value)
 
     def matrix(self, name: str, *shape: int) -> None:
-        """A weight whose outputs are about as large as its inputs; shape (..., outputs, inputs)."""
-        kind = FORMATS[self.format]
-        raw = random_matrix(self.rng, kind, self.blocks, math.prod(shape[:-1]), shape[-1])
+        """A weight whose outputs are about as large as its inputs; shape (..., outputs, inputs). Rows that the format's
+        blocks do not fill are in Q8_0."""
+        kind = FORMATS[self.format if shape[-1] % FORMATS[self.format].block == 0 else "Q8_0"]
+        raw = random_matrix(self.rng, kind, self.blocks[kind.name], math.prod(shape[:-1]), shape[-1])
         raw = raw.reshape(*shape[:-1], -1)
         self.out.add_tensor(name + ".weight", raw, raw_dtype=GGMLQuantizationType[kind.name])
 
@@ -66,6 +67,17 @@ class RandomModel:
 
 
 @dataclass(frozen=True)
+class Latent:
+    """Of latent attention: ranks of queries and of latents, a head's parts that turn not and turn, and its value."""
+
+    q_rank: int
+    rank: int
+    nope: int
+    pe: int
+    value: int
+
+
+@dataclass(frozen=True)
 class Sizes:
     layers: int
     width: int
@@ -76,6 +88,10 @@ class Sizes:
     context: int = 4096
     experts: int = 0
     active: int = 0
+    expert_ff: int = 0  # where it differs from that of dense layers
+    shared: int = 0  # experts for every row
+    dense: int = 0  # layers without experts before the others
+    latent: Latent | None = None
 
 
 SHAPES: Mapping[str, tuple[str, Sizes]] = {
@@ -85,6 +101,15 @@ SHAPES: Mapping[str, tuple[str, Sizes]] = {
     "dense": ("llama", Sizes(9, 1024, 4096, 16, 16)),
     "tiny-sparse": ("olmoe", Sizes(2, 256, 256, 4, 4, vocab=512, context=512, experts=8, active=2)),
     "tiny-dense": ("llama", Sizes(2, 256, 512, 4, 4, vocab=512, context=512)),
+    # DeepSeek-V2-Lite's attention with V2's low rank of queries, half its width, half its experts.
+    "latent": (
+        "deepseek2",
+        Sizes(9, 1024, 2816, 16, 1, 32000, 16384, 32, 6, 768, 2, 1, Latent(512, 512, 128, 64, 128)),
+    ),
+    "tiny-latent": (
+        "deepseek2",
+        Sizes(2, 256, 512, 4, 1, 512, 512, 8, 2, 256, 1, 1, Latent(64, 64, 32, 16, 32)),
+    ),
 }
 
 
@@ -106,36 +131,69 @@ def write(path: Path, shape: str, *, format: str = "Q4_K", seed: int = 0) -> Pat
     }
     if s.experts:
         settings |= {"expert_count": s.experts, "expert_used_count": s.active}
+    if s.expert_ff:
+        settings |= {"expert_feed_forward_length": s.expert_ff, "expert_shared_count": s.shared}
+        settings |= {"leading_dense_block_count": s.dense, "expert_weights_scale": 1.0}
+    if s.latent:
+        own = s.latent
+        settings |= {"attention.q_lora_rank": own.q_rank, "attention.kv_lora_rank": own.rank}
+        settings |= {"attention.key_length": own.rank + own.pe, "attention.value_length": own.rank}
+        settings |= {"attention.key_length_mla": own.nope + own.pe, "attention.value_length_mla": own.value}
+        settings |= {"rope.dimension_count": own.pe}
     for key, value in settings.items():
         model.setting(key, value)
     vocabulary(model.out, s.vocab)
     model.matrix("token_embd", s.vocab, s.width)
     for layer in range(s.layers):
-        _layer(model, f"blk.{layer}.", s, head)
+        at = f"blk.{layer}."
+        for norm in ("attn_norm", "ffn_norm"):
+            model.norm(at + norm, s.width)
+        if s.latent:
+            _latent(model, at, s, s.latent)
+        else:
+            _attention(model, at, s, head)
+        if s.experts and layer >= s.dense:
+            _experts(model, at, s)
+        else:
+            _gated(model, at, s.width, s.ff)
     model.norm("output_norm", s.width)
     model.matrix("output", s.vocab, s.width)
     model.close()
     return path
 
 
-def _layer(model: RandomModel, at: str, s: Sizes, head: int) -> None:
+def _attention(model: RandomModel, at: str, s: Sizes, head: int) -> None:
     q, kv = s.heads * head, s.kv_heads * head
-    for norm in ("attn_norm", "ffn_norm"):
-        model.norm(at + norm, s.width)
     if model.arch == "olmoe":
         model.norm(at + "attn_q_norm", q)
         model.norm(at + "attn_k_norm", kv)
     for part, outputs, inputs in (("q", q, s.width), ("k", kv, s.width), ("v", kv, s.width), ("output", s.width, q)):
         model.matrix(f"{at}attn_{part}", outputs, inputs)
-    if not s.experts:
-        model.matrix(at + "ffn_gate", s.ff, s.width)
-        model.matrix(at + "ffn_up", s.ff, s.width)
-        model.matrix(at + "ffn_down", s.width, s.ff)
-        return
+
+
+def _latent(model: RandomModel, at: str, s: Sizes, own: Latent) -> None:
+    model.matrix(at + "attn_q_a", own.q_rank, s.width)
+    model.norm(at + "attn_q_a_norm", own.q_rank)
+    model.matrix(at + "attn_q_b", s.heads * (own.nope + own.pe), own.q_rank)
+    model.matrix(at + "attn_kv_a_mqa", own.rank + own.pe, s.width)
+    model.norm(at + "attn_kv_a_norm", own.rank)
+    model.matrix(at + "attn_k_b", s.heads, own.rank, own.nope)
+    model.matrix(at + "attn_v_b", s.heads, own.value, own.rank)
+    model.matrix(at + "attn_output", s.width, s.heads * own.value)
+
+
+def _gated(model: RandomModel, at: str, width: int, ff: int, end: str = "", *count: int) -> None:
+    model.matrix(f"{at}ffn_gate{end}", *count, ff, width)
+    model.matrix(f"{at}ffn_up{end}", *count, ff, width)
+    model.matrix(f"{at}ffn_down{end}", *count, width, ff)
+
+
+def _experts(model: RandomModel, at: str, s: Sizes) -> None:
+    ff = s.expert_ff or s.ff
     model.plain(at + "ffn_gate_inp", model.rng.normal(0, s.width**-0.5, (s.experts, s.width)))
-    model.matrix(at + "ffn_gate_exps", s.experts, s.ff, s.width)
-    model.matrix(at + "ffn_up_exps", s.experts, s.ff, s.width)
-    model.matrix(at + "ffn_down_exps", s.experts, s.width, s.ff)
+    _gated(model, at, s.width, ff, "_exps", s.experts)
+    if s.shared:
+        _gated(model, at, s.width, ff * s.shared, "_shexp")
 
 
 def main() -> int:

@@ -12,6 +12,8 @@ import pytest
 
 from phaseline.engine.load import load
 from phaseline.execute.native import NativeExecutor
+from phaseline.files.gguf import open_gguf
+from support.models import logits, open_model
 from support.tiny import write_llama
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
@@ -120,3 +122,11 @@ def test_sparse_models_are_predicted_from_their_bytes(
     assert len(record["ratios"]) == 4
     named = {text.text for text in ElementTree.parse(drawn).iter("{http://www.w3.org/2000/svg}text")}
     assert named >= {"sparse", "sparse bound", "dense", "dense bound"}
+
+
+@pytest.mark.parametrize("shape", ["tiny-sparse", "tiny-dense", "tiny-latent"])
+def test_a_random_model_gives_numbers(benchmark: ModuleType, tmp_path: Path, shape: str) -> None:
+    with open_gguf(benchmark.random_model.write(tmp_path / "model.gguf", shape)) as file:
+        model = open_model(file)
+        found = logits(model.native(), list(range(40)), chunk=25)
+    assert np.isfinite(found).all() and found.std() > 0.1

@@ -32,9 +32,7 @@ def arch(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def path(arch: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_decoder(
-        tmp_path_factory.mktemp(arch) / "tiny.gguf", arch, seed=1, **FAMILIES[arch][2]
-    )
+    return write_decoder(tmp_path_factory.mktemp(arch) / "tiny.gguf", arch, seed=1, **FAMILIES[arch][2])
 
 
 @pytest.fixture(scope="module")
