@@ -95,6 +95,18 @@ def test_respelt_pattern_cuts_as_the_published_one(name: str, text: str) -> None
     assert splitting(name).build().pre_tokenize_str(text) == published.pre_tokenize_str(text)
 
 
+def test_space_at_the_end_is_one_word_of_deepseek_llm() -> None:
+    """And no time is lost on spaces that are not at the end."""
+    build = splitting("deepseek-llm").build()
+    for text in ("a" + " " * 9, "\t \u00a0", "a  \r\n  ", "  \n", " " * 100_000 + "1"):
+        published = [Split(Regex(r"\s+$" if "$" in p else p), "isolated") for p in splitting("deepseek-llm").patterns]
+        if len(text) < 100:
+            whole = Sequence([*published, ByteLevel(False, use_regex=False)])
+            assert build.pre_tokenize_str(text) == whole.pre_tokenize_str(text)
+        else:
+            assert [place for _, place in build.pre_tokenize_str(text)] == [(0, 100_000), (100_000, 100_001)]
+
+
 def test_a_run_of_spaces_longer_than_the_regex_engine_backtracks() -> None:
     text = " " * 10_100_000
     assert [place for _, place in splitting("llama-bpe").build().pre_tokenize_str(text)] == [(0, len(text))]

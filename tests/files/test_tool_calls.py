@@ -97,6 +97,30 @@ def test_what_never_ends_is_text_in_the_end(format: ToolFormat, monkeypatch: pyt
     assert stream.finish() == ("", [])
 
 
+@pytest.mark.parametrize(
+    ("format", "pieces", "calls"),
+    [
+        (LLAMA3, [" "] * 300_000, 0),
+        (LLAMA3, ["{", *[" "] * 300_000], 0),
+        (HERMES, ["<tool_call>", ASK_F * 20_000, "</tool_call>"], 20_000),
+        (HERMES, ["<tool_call>", ASK_F, " " * 900_000, "</tool_call>"], 1),
+        (MISTRAL, ["[TOOL_CALLS]f", " " * 900_000], 0),
+    ],
+)
+def test_long_texts_take_time_in_proportion(format: ToolFormat, pieces: list[str], calls: int) -> None:
+    """Minutes otherwise."""
+    text, found = read(format, pieces)
+    assert len(found) == calls and text == ("" if calls else "".join(pieces))
+
+
+@given(st.integers(0, 200), st.integers(0, 200), st.data())
+def test_much_white_space_is_text_wherever_it_is_cut(before: int, within: int, data: st.DataObject) -> None:
+    whole = " " * before + "{" + " " * within + ASK_F[1:]
+    cut = data.draw(st.integers(0, len(whole)))
+    alike = ("", [F]) if before <= 64 and within <= 64 else (whole, [])
+    assert read(LLAMA3, [whole]) == read(LLAMA3, list(whole)) == read(LLAMA3, [whole[:cut], whole[cut:]]) == alike
+
+
 @pytest.mark.parametrize("format", ToolFormat)
 def test_deep_json_is_text(format: ToolFormat) -> None:
     whole = format.value[0] + '{"name": "f", "arguments": ' + "[" * 100_000
@@ -104,7 +128,12 @@ def test_deep_json_is_text(format: ToolFormat) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", ['{"name": "f", "arguments": {"x": NaN}}', '{"name": "", "arguments": {}}', '{"name": 1}', "[]", ""]
+    "body",
+    [
+        *(ASK_F.replace("1", x) for x in ("NaN", "1e999", '"\\ud800"')),  # no JSON, or no text
+        '{"name": "", "arguments": {}}',
+        *('{"name": "\\ud800"}', '{"name": 1}', "[]", ""),
+    ],
 )
 def test_what_is_no_call_is_text(body: str) -> None:
     whole = f"<tool_call>{body}</tool_call>"

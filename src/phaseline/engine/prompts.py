@@ -31,6 +31,7 @@ class Cover:
     """How few tokens may spell a text: none covers more bytes than the longest does."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        self._spelt = tokenizer.spelt
         tokens = [tokenizer.token_bytes(id, skip_special=False) for id in range(tokenizer.vocab_size)]
         self._longest = max(map(len, tokens))
         known = {token[0] for token in tokens if len(token) == 1}
@@ -38,7 +39,8 @@ class Cover:
 
     def fewest(self, text: str) -> int:
         """A lower bound on the number of tokens, in a small part of the time it takes to find them."""
-        return -(-len(text.encode(errors="replace").translate(None, self._left_out)) // self._longest)
+        spelt = self._spelt(text.encode(errors="replace").decode())
+        return -(-len(spelt.encode().translate(None, self._left_out)) // self._longest)
 
 
 def _is_sequence(value: Any) -> bool:

@@ -1,8 +1,8 @@
 r"""How text is cut into words before byte-pair merging: one row per rule a GGUF file can name.
 
-The patterns are facts of the vocabularies, whose merges were learnt on words cut exactly so. Two parts are spelt in
-an equivalent form: contractions list both cases, and `\s*[\r\n]+` does without backtracking, because the regex
-engine of `tokenizers` gives up on a run of ten million spaces otherwise.
+The patterns are facts of the vocabularies, whose merges were learnt on words cut exactly so. Three parts are spelt in
+an equivalent form: contractions list both cases, and `\s*[\r\n]+` and `\s+$` do without backtracking, because the
+regex engine of `tokenizers` gives up on a run of ten million spaces, or looks for the end from each of them, otherwise.
 """
 
 from collections.abc import Mapping
@@ -56,7 +56,7 @@ _DEEPSEEK_LLM = (
     r"[\r\n]",
     rf"\s?{_DEEPSEEK_LETTERS}+",
     rf"\s?{_DEEPSEEK_SIGNS}+",
-    r"\s+$",
+    r"(?<!\s)\s++$",
     _DEEPSEEK_HAN + "+",
     _DIGIT,
 )

@@ -65,6 +65,10 @@ class Tokenizer:
             ids.append(self.eos_id)
         return ids
 
+    def spelt(self, text: str) -> str:
+        """What of valid `text` its tokens spell, but for bytes that no token spells; "" if only encoding can tell."""
+        return self._codec.spelt(text)
+
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """Text of `ids`, bytes that are not UTF-8 as U+FFFD; `skip_special=False` spells control tokens out.
 

@@ -20,6 +20,11 @@ class Codec(Protocol):
     def encode(self, text: str, special: bool) -> list[int]:
         """Ids of `text`; `special`: control tokens spelt out in it become those tokens."""
 
+    def spelt(self, text: str) -> str:
+        """What of `text` the tokens spell, none twice and none left out but bytes that no token spells; "" if that
+        can't be told before they are found.
+        """
+
     def spell(self, text: str, kind: Kind) -> bytes:
         """The bytes that a token adds to the text, from its spelling in the vocabulary."""
 
@@ -34,11 +39,16 @@ class LibraryCodec:
         spell: Callable[[str, Kind], bytes],
         *,
         space_prefix: bool = False,
+        spelt: Callable[[str], str] = lambda text: text,
     ) -> None:
         self._marked, self._plain, self._spell, self.space_prefix = marked, plain, spell, space_prefix
+        self._spelt = spelt
 
     def encode(self, text: str, special: bool) -> list[int]:
         return library_encode(self._marked if special else self._plain(), text).ids
+
+    def spelt(self, text: str) -> str:
+        return self._spelt(text)
 
     def spell(self, text: str, kind: Kind) -> bytes:
         return self._spell(text, kind)

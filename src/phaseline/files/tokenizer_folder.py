@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+from tokenizers import normalizers
 
 from phaseline.errors import FileFormatError, PhaselineError, UnsupportedError
 from phaseline.files.tokenizer_bpe import spell_byte_level
@@ -19,6 +20,9 @@ MAX_BYTES = 128 << 20  # of a file; vocabularies of 262k tokens with their merge
 MAX_TOKENS = 1 << 22
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
 _SPACED = frozenset(["Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"])  # decoders of SentencePiece's spelling
+_SPACE = ({"String": " "}, "▁")  # what is replaced, and by what
+# Stages that keep every byte, but that characters are composed, and a space is spelt "▁".
+_KEEPING = frozenset(["ByteLevel", "Digits", "Metaspace", "NFC", "Prepend", "Replace", "Split"])
 
 _Json = Mapping[str, Any]
 
@@ -62,7 +66,9 @@ def _codec(folder: Path, rules: _Json, content: str, vocab_size: int | None) -> 
         return found
 
     vocabulary = _vocabulary(folder, rules, library, vocab_size)
-    return vocabulary, LibraryCodec(library, plain, spell, space_prefix=_puts_space(rules))
+    return vocabulary, LibraryCodec(
+        library, plain, spell, space_prefix=_puts_space(rules), spelt=_spelt(rules, vocabulary)
+    )
 
 
 def _library(content: str) -> tokenizers.Tokenizer:
@@ -142,6 +148,24 @@ def _puts_space(rules: _Json) -> bool:
         or (part["type"] == "Metaspace" and part.get("prepend_scheme", "always") != "never")
         for part in decoders
     )
+
+
+def _spelt(rules: _Json, vocabulary: Vocabulary) -> Callable[[str], str]:
+    """See Codec.spelt: nothing is promised of stages that may drop or gather text."""
+    before = _parts(rules, "normalizer", "normalizers")
+    stages = [*before, *_parts(rules, "pre_tokenizer", "pretokenizers")]
+    some_bytes = 0 < len(vocabulary.of_kind(Kind.BYTE)) < 256  # a character lacking one is unknown, a run of them once
+    if (
+        rules["model"].get("type") != "BPE"
+        or some_bytes
+        or not _KEEPING.issuperset(stage["type"] for stage in stages)
+        or any(stage["type"] == "Replace" and (stage["pattern"], stage["content"]) != _SPACE for stage in stages)
+        or any(stage["type"] == "Split" and stage["behavior"] == "Removed" for stage in stages)
+        or any(token["lstrip"] or token["rstrip"] for token in rules.get("added_tokens") or ())  # swallow spaces
+    ):
+        return lambda text: ""
+    composed = any(stage["type"] == "NFC" for stage in before)
+    return normalizers.NFC().normalize_str if composed else lambda text: text
 
 
 def _ends(folder: Path) -> Iterator[int]:

@@ -68,12 +68,13 @@ class SpmCodec:
 
     def encode(self, text: str, special: bool) -> list[int]:
         """A space is put before each stretch of text that begins the whole or follows a token found in it."""
-        if self._squeeze:
-            text = " ".join(filter(None, text.split(" ")))
         found: list[int] = []
-        for piece, is_mark in _cut(self._cutters[special], text):
+        for piece, is_mark in _cut(self._cutters[special], self.spelt(text)):
             found += [self._marks[piece]] if is_mark else self._fused(self._stretch(piece))
         return found
+
+    def spelt(self, text: str) -> str:
+        return " ".join(filter(None, text.split(" "))) if self._squeeze else text
 
     def spell(self, text: str, kind: Kind) -> bytes:
         return spell_spaced(text, kind)

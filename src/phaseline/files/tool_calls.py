@@ -14,9 +14,10 @@ from typing import Any, NoReturn
 from phaseline.files.tokenizer import Tokenizer
 
 MAX_HELD = 1 << 20  # characters of what may become calls; beyond, it is text
-_NAMED = re.compile(r'\s*\{\s*"(?:name|type)"')  # how a call without a mark begins
-_BEGUN = re.compile(r'\s*(?:\{\s*(?:"(?:n(?:am?)?|t(?:yp?)?|name|type)?)?)?')  # and what may still become that
-_ARGUMENTS = re.compile(r"\s*([\w.-]+)\s*(?:\[ARGS\])?\s*(?=\{)")
+_NAMED = re.compile(r'\s{0,64}\{\s{0,64}"(?:name|type)"')  # how a call without a mark begins
+_BEGUN = re.compile(r'\s{0,64}(?:\{\s{0,64}(?:"(?:n(?:am?)?|t(?:yp?)?|name|type)?)?)?')  # what may still become that
+_ANOTHER = re.compile(r"[ \t\r\n;]*+(?=.)")
+_ARGUMENTS = re.compile(r"\s*([\w.-]+)(?:\s*\[ARGS\])?\s*(?=\{)")
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class ToolCallStream:
         self._mark, self._end = format.value if format else ("", "")
         self._held: list[str] = []  # after a mark: it and what followed; before one: what could become it
         self._size, self._inside, self._over = 0, False, False
-        self._fresh = format is ToolFormat.LLAMA3  # nothing but white space so far
+        self._fresh = format is ToolFormat.LLAMA3  # nothing but a little white space so far
 
     def push(self, text: str) -> tuple[str, list[ToolCall]]:
         """What is certain once `text` has come: further text, and calls that are complete."""
@@ -95,7 +96,7 @@ class ToolCallStream:
             if _BEGUN.fullmatch(text):
                 self._held = [text]
                 return "", [], ""
-            self._fresh = not text.strip()
+            self._fresh = False
         if at >= 0:
             return text[:at], [], self._enter(text[at:], len(self._mark))
         first = max(0, len(text) - len(self._mark) + 1)
@@ -138,9 +139,8 @@ class ToolCallStream:
 def _objects(body: str) -> Iterator[ToolCall]:
     """Calls one after the other, perhaps with semicolons between them."""
     at = 0
-    while rest := body[at:].lstrip(" \t\r\n;"):
-        value, used = _DECODER.raw_decode(rest)
-        at = len(body) - len(rest) + used
+    while found := _ANOTHER.match(body, at):
+        value, at = _DECODER.raw_decode(body, found.end())
         yield _call(value)
 
 
@@ -164,7 +164,9 @@ def _call(value: Any) -> ToolCall:
         arguments = _DECODER.decode(arguments)
     if not isinstance(name, str) or not name or not isinstance(arguments, dict):
         raise ValueError("no name, or arguments that are no object")
-    return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
+    text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    f"{name}{text}".encode()  # half a surrogate pair is no text, and its error a ValueError
+    return ToolCall(name, text)
 
 
 def _refuse(constant: str) -> NoReturn:
