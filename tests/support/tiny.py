@@ -61,7 +61,7 @@ class TinyWriter:
 
     def matrix(self, name: str, rows: int, cols: int, std: float | None = None) -> None:
         """`name`.weight of that standard deviation, such that outputs are of the inputs' size where not stated."""
-        chosen = next((f for part, f in self._formats.items() if part in name), self._format)
+        chosen = next((f for part, f in self._formats.items() if part in name + ".weight"), self._format)
         values = encode(self._rng, chosen, rows, cols, cols**-0.5 if std is None else std)
         self._writer.add_tensor(name + ".weight", values, raw_dtype=GGMLQuantizationType[chosen])
 
