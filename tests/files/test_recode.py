@@ -24,7 +24,8 @@ def test_values_are_encoded_as_others_encode_them(values: np.ndarray, format: st
     file = MemoryFile()
     file.add("w", values)
     recoded = RecodedFile(file, format)
-    theirs = gguf.quants.quantize(values, GGMLQuantizationType[format.upper()])
+    with np.errstate(all="ignore"):  # the package inverts scales too small for it
+        theirs = gguf.quants.quantize(values, GGMLQuantizationType[format.upper()])
     decoded = gguf.quants.dequantize(theirs, GGMLQuantizationType[format.upper()])
     # One step of rounding: of a value in bf16, of a block's largest in q8_0 (and of its half-precision scale).
     step = np.abs(values) / 128 if format == "bf16" else np.repeat(np.abs(values).reshape(-1, 32).max(1), 32) / 100
