@@ -7,7 +7,6 @@ arithmetic, of which only the layers' products count as work.
 """
 
 import argparse
-import asyncio
 import json
 import sys
 import tempfile
@@ -19,15 +18,12 @@ from typing import Any
 from format_model import CONTEXT, VOCAB, write
 from rich.console import Console
 from rich.table import Table
-from versus import Turns, peer_build, that_start
+from versus import Turns, peer_build, take_turns
 
 from phaseline import _native
 from phaseline.cli import guard_worker
-from phaseline.cli.progress import progress_bar
 from phaseline.execute.host import cpu_model, usable_cores
 from phaseline.files.quant import FORMATS, Format
-from phaseline.lab.experiments.base import conduct
-from phaseline.lab.experiments.compare import Compare, Roles
 from phaseline.lab.guard_builds import this_build
 from phaseline.lab.standings import Ratio
 from phaseline.lab.stats import median
@@ -80,12 +76,7 @@ def compare(path: Path, args: argparse.Namespace) -> dict[str, Any]:
         Turns(build, str(path), range(VOCAB), options if number else ours, patience=60)
         for number, build in enumerate(builds)
     ]
-    systems = asyncio.run(that_start(systems))
-    experiment = Compare(
-        systems, Roles(len(systems)), prompts=[args.prompt], tokens=args.tokens, rounds=args.rounds, context=16
-    )
-    with progress_bar() as progress:
-        return asyncio.run(conduct(experiment, progress, {}))
+    return take_turns(systems, range(VOCAB), args, {})
 
 
 def show(rows: list[dict[str, Any]], args: argparse.Namespace) -> None:

@@ -54,10 +54,10 @@ class RandomModel:
         self.out.add_tensor(name + ".weight", raw, raw_dtype=GGMLQuantizationType[kind.name])
 
     def plain(self, name: str, values: NDArray[Any]) -> None:
-        self.out.add_tensor(name + ".weight", values.astype(np.float32))
+        self.out.add_tensor(name, values.astype(np.float32))
 
     def norm(self, name: str, width: int) -> None:
-        self.plain(name, np.ones(width))
+        self.plain(name + ".weight", np.ones(width))
 
     def close(self) -> None:
         self.out.write_header_to_file()
@@ -190,7 +190,7 @@ def _gated(model: RandomModel, at: str, width: int, ff: int, end: str = "", *cou
 
 def _experts(model: RandomModel, at: str, s: Sizes) -> None:
     ff = s.expert_ff or s.ff
-    model.plain(at + "ffn_gate_inp", model.rng.normal(0, s.width**-0.5, (s.experts, s.width)))
+    model.plain(at + "ffn_gate_inp.weight", model.rng.normal(0, s.width**-0.5, (s.experts, s.width)))
     _gated(model, at, s.width, ff, "_exps", s.experts)
     if s.shared:
         _gated(model, at, s.width, ff * s.shared, "_shexp")

@@ -40,13 +40,26 @@ PEERS = {
 
 
 class Turns(WorkerContender):
-    """A process that runs only while it is asked, and gets `patience` seconds for an answer: then it is ended."""
+    """A process that runs only while it is asked, and gets `patience` seconds for an answer: then it is ended.
 
-    def __init__(self, *args: Any, patience: float, **kwargs: Any) -> None:
+    One that is `lasting` serves all rounds, where its model takes long to load: a stop only halts it.
+    """
+
+    def __init__(self, *args: Any, patience: float, lasting: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._patience = patience
+        self._patience, self._lasting = patience, lasting
+
+    async def start(self) -> None:
+        if self._process and self._process.returncode is None:
+            return
+        await self.close()
+        await super().start()
 
     async def stop(self) -> None:
+        if not self._lasting:
+            await self.close()
+
+    async def close(self) -> None:
         self._signal(signal.SIGCONT)
         await super().stop()
 
@@ -95,8 +108,28 @@ async def that_serve(systems: Sequence[Turns], vocabulary: range) -> list[Turns]
             if number == 0:
                 raise
             print(f"left out: {error}", file=sys.stderr)
+            await system.close()
         await system.stop()
     return good
+
+
+def take_turns(
+    systems: Sequence[Turns], vocabulary: range, args: argparse.Namespace, facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The record of those that serve, over `rounds` of a prompt of `prompt` and an answer of `tokens`."""
+
+    async def run() -> dict[str, Any]:
+        try:
+            good = await that_serve(systems, vocabulary)
+            sizes = {"tokens": args.tokens, "rounds": args.rounds, "context": 16}
+            experiment = Compare(good, Roles(len(good)), prompts=[args.prompt], **sizes)
+            with progress_bar() as progress:
+                return await conduct(experiment, progress, facts)
+        finally:
+            for system in systems:
+                await system.close()
+
+    return asyncio.run(run())
 
 
 def main() -> int:
@@ -121,13 +154,8 @@ def main() -> int:
         Turns(build, str(path), vocabulary, options if number else ours, patience=args.patience)
         for number, build in enumerate(builds)
     ]
-    systems = asyncio.run(that_serve(systems, vocabulary))
-    experiment = Compare(
-        systems, Roles(len(systems)), prompts=[args.prompt], tokens=args.tokens, rounds=args.rounds, context=16
-    )
     facts = {"cpu": cpu_model(), "threads": args.threads, "model": args.model}
-    with progress_bar() as progress:
-        record = asyncio.run(conduct(experiment, progress, facts))
+    record = take_turns(systems, vocabulary, args, facts)
     if args.json:
         print(json.dumps(record))
     else:

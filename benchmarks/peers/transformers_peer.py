@@ -1,4 +1,7 @@
-"""transformers on torch, in bfloat16: the same file's weights, decoded when they are loaded."""
+"""transformers on torch, in bfloat16: the same file's weights, decoded when they are loaded.
+
+Of a folder only the config.json counts: its model has random weights.
+"""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,10 +13,13 @@ from serving import Generate, Times, serve, stamped
 
 def load(model: str, threads: int, context: int) -> tuple[Generate, str]:
     torch.set_num_threads(threads)
-    file = Path(model)
-    net = transformers.AutoModelForCausalLM.from_pretrained(
-        file.parent, gguf_file=file.name, dtype=torch.bfloat16, local_files_only=True
-    ).eval()
+    path, kind = Path(model), transformers.AutoModelForCausalLM
+    if path.is_dir():
+        config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
+        net = kind.from_config(config, dtype=torch.bfloat16).eval()
+    else:
+        options = {"gguf_file": path.name, "dtype": torch.bfloat16, "local_files_only": True}
+        net = kind.from_pretrained(path.parent, **options).eval()
 
     @torch.inference_mode()
     def answer(prompt: Sequence[int], tokens: int) -> Iterator[int]:

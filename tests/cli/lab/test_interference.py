@@ -21,7 +21,7 @@ def test_our_engine_over_chunks_and_a_budget(phaseline: Run, plain: str, tmp_pat
     record = json.loads(out.read_text())
     assert record["experiment"] == "interference" and record["partial"] is False
     assert [(row["setting"], row["most_stalls"]) for row in record["results"]] == [
-        ("whole", 1), ("chunk 16", 4), ("budget 0.001 ms", 2)
+        ("whole", 1), ("chunk 16", 4), ("budget 0.001 ms", 8)
     ]  # fmt: skip
     assert all(row["errors"] == [] and row["streams"] == 2 and row["tokens"] == 60 for row in record["results"])
     assert [drawn["setting"] for drawn in record["timelines"]] == ["whole", "chunk 16", "budget 0.001 ms"]
@@ -30,6 +30,17 @@ def test_our_engine_over_chunks_and_a_budget(phaseline: Run, plain: str, tmp_pat
     for row in record["results"]:
         (line,) = (line for line in done.stdout.splitlines() if line.strip().startswith(f"{row['setting']} "))
         assert f"{row['worst_gap_s'] * 1e3:.4g}"[:4] in line and f"of {row['most_stalls']}" in line
+
+
+def test_the_prompt_is_as_long_as_the_context_allows(phaseline: Run, plain: str) -> None:
+    """The usual 2,000 tokens do not fit; lengths that are asked for stay as they are."""
+    scene = ("--victim-tokens", "4", "--arrival-step", "6", "--repeats", "1", "--chunks", "64", "--context", "128")
+    done = phaseline("lab", "interference", plain, *scene, "--threads", "1", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    (row,) = json.loads(done.stdout)["results"]
+    assert row["tokens"] == 120 and row["errors"] == []
+    refused = phaseline("lab", "interference", plain, *scene, "--threads", "1", "--intruder-tokens", "2000")
+    assert refused.returncode == 2 and "the context holds 128 tokens" in refused.stderr
 
 
 def test_a_server_whose_chunk_is_known(phaseline: Run) -> None:

@@ -5,10 +5,22 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from phaseline.cli.lab.common import add_system_options, conduct_command, counts, print_table
-from phaseline.cli.lab.interference import add_scene_options, interval, milliseconds, prepare, scene_of, stage_of
+from phaseline.cli.lab.interference import (
+    add_scene_options,
+    fitting_scene,
+    interval,
+    milliseconds,
+    prepare,
+    scene_of,
+    stage_of,
+)
 
 if TYPE_CHECKING:
     from phaseline.cli.show import Screen
+    from phaseline.lab.systems.base import StreamSystem
+
+
+_INTRUDER = 1024  # tokens of its prompt
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -27,7 +39,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="N,N",
         help="tokens (8,16,32,64,128,256,512)",
     )
-    add_scene_options(parser, intruder_tokens=1024)
+    add_scene_options(parser, intruder_tokens=_INTRUDER)
     add_system_options(parser)
     parser.set_defaults(run=run)
 
@@ -36,14 +48,16 @@ def run(args: argparse.Namespace) -> int:
     """Measure; print the finding and a row for each size, or with `--json` the record."""
     from phaseline.lab.experiments.chunk import ChunkSize
 
-    scene = scene_of(args)
+    scene = scene_of(args, _INTRUDER)
     budget, args.itl_budget_ms = args.itl_budget_ms, None  # the question, not how the engine is loaded
     prepare(args, max(args.sizes))
-    return conduct_command(
-        args,
-        lambda system: ChunkSize(stage_of(args, system), scene, args.sizes, repeats=args.repeats, itl_budget_ms=budget),
-        show,
-    )
+
+    def build(system: "StreamSystem") -> ChunkSize:
+        stage = stage_of(args, system)
+        fitting = fitting_scene(args, scene, stage)
+        return ChunkSize(stage, fitting, args.sizes, repeats=args.repeats, itl_budget_ms=budget)
+
+    return conduct_command(args, build, show)
 
 
 def show(record: Mapping[str, Any], screen: "Screen") -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from phaseline.cli.lab.common import add_system_options, conduct_command, print_table, system_kind, vocabulary
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from phaseline.lab.systems.base import StreamSystem
 
 _CHUNKS = [0, 64, 128, 256, 512]  # of our own engine
+_INTRUDER = 2000  # tokens of its prompt
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -29,7 +31,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="N,N",
         help="tokens per step, 0: the whole prompt (0,64,128,256,512); of a server the one that it has, if it is known",
     )
-    add_scene_options(parser, intruder_tokens=2000)
+    add_scene_options(parser, intruder_tokens=_INTRUDER)
     add_system_options(parser)
     parser.set_defaults(run=run)
 
@@ -49,7 +51,7 @@ def add_scene_options(parser: argparse.ArgumentParser, *, intruder_tokens: int) 
         help="tokens that victims have when the prompt arrives (32)",
     )
     parser.add_argument(
-        "--intruder-tokens", type=int, default=intruder_tokens, metavar="N", help=f"of its prompt ({intruder_tokens})"
+        "--intruder-tokens", type=int, metavar="N", help=f"of its prompt ({intruder_tokens}, or as many as fit)"
     )
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="rounds over all settings (3)")
     parser.add_argument(
@@ -65,11 +67,14 @@ def run(args: argparse.Namespace) -> int:
     from phaseline.lab.experiments.interference import Interference
 
     settings = _settings(args)
-    scene = scene_of(args)
-    prepare(args, max(args.intruder_tokens if setting.chunk == 0 else setting.chunk or 1 for setting in settings))
-    return conduct_command(
-        args, lambda system: Interference(stage_of(args, system), scene, settings, repeats=args.repeats), show
-    )
+    scene = scene_of(args, _INTRUDER)
+    prepare(args, max(scene.intruder_tokens if setting.chunk == 0 else setting.chunk or 1 for setting in settings))
+
+    def build(system: "StreamSystem") -> Interference:
+        stage = stage_of(args, system)
+        return Interference(stage, fitting_scene(args, scene, stage), settings, repeats=args.repeats)
+
+    return conduct_command(args, build, show)
 
 
 def show(record: Mapping[str, Any], screen: "Screen") -> None:
@@ -92,8 +97,8 @@ def show(record: Mapping[str, Any], screen: "Screen") -> None:
     print_table(screen, headers, rows)
 
 
-def scene_of(args: argparse.Namespace) -> "Scene":
-    """The scene that the options describe. Raises RequestError."""
+def scene_of(args: argparse.Namespace, intruder_tokens: int) -> "Scene":
+    """The scene that the options describe, where they say nothing of the prompt with so many. Raises RequestError."""
     from phaseline.lab.experiments.stage import Scene
 
     return Scene(
@@ -101,8 +106,16 @@ def scene_of(args: argparse.Namespace) -> "Scene":
         victim_tokens=args.victim_tokens,
         stream_tokens=args.stream_tokens,
         step=args.arrival_step,
-        intruder_tokens=args.intruder_tokens,
+        intruder_tokens=intruder_tokens if args.intruder_tokens is None else args.intruder_tokens,
     )
+
+
+def fitting_scene(args: argparse.Namespace, scene: "Scene", stage: "Stage") -> "Scene":
+    """The same with the longest prompt that our engine's context holds, where the options leave its length open."""
+    if args.intruder_tokens is not None or stage.own is None:
+        return scene
+    most = max(1, stage.own.context - scene.intruder_output)
+    return replace(scene, intruder_tokens=min(scene.intruder_tokens, most))
 
 
 def stage_of(args: argparse.Namespace, system: "StreamSystem") -> "Stage":
