@@ -1,6 +1,7 @@
 """The benchmarks' own arithmetic, and that they run: on models that take no time."""
 
 import json
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from phaseline.engine.load import load
 from phaseline.execute.native import NativeExecutor
+from phaseline.families import model_program
 from phaseline.files.gguf import open_gguf
 from support.models import logits, open_model
 from support.tiny import write_llama
@@ -130,3 +132,36 @@ def test_a_random_model_gives_numbers(benchmark: ModuleType, tmp_path: Path, sha
         model = open_model(file)
         found = logits(model.native(), list(range(40)), chunk=25)
     assert np.isfinite(found).all() and found.std() > 0.1
+
+
+TINY = {"layers": 2, "width": 128, "ff": 192, "heads": 4, "head_dim": 32, "vocab": 300, "context": 96}
+OF_FAMILY = {"gpt2": {"kv_heads": 4}, "qwen3": {"kv_heads": 2}, "gemma3": {"kv_heads": 1, "window": 24}}
+
+
+@pytest.mark.parametrize("family", OF_FAMILY)
+def test_families_are_measured_at_a_given_shape(
+    benchmark: ModuleType, family: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = benchmark.real_shapes.Shape(family, **TINY, **OF_FAMILY[family])
+    monkeypatch.setattr(benchmark.families, "SHAPES", {family: shape})
+    monkeypatch.setattr(benchmark.families, "CONTEXT", shape.context)
+    monkeypatch.setattr(benchmark.families, "wanted_peers", lambda chosen: [])
+    options = ["--models", family, "--rounds", "2", "--prompt", "48", "--tokens", "4", "--threads", "1", "--json"]
+    monkeypatch.setattr(sys, "argv", ["families.py", *options])
+    assert benchmark.families.main() == 0
+    (row,) = json.loads(capsys.readouterr().out)["models"]
+    assert row["decode_bytes"] > 8.5 / 8 * sum(a * b for a, b in shape.matrices().values()) * shape.layers
+    assert all(len(row[phase]["seconds"]) == 2 and row[phase]["tok_s"] > 0 for phase in ("prefill", "decode"))
+    assert row["decode"]["share"] > 0
+
+
+@pytest.mark.parametrize("family", OF_FAMILY)
+def test_transformers_is_given_a_model_of_the_same_size(benchmark: ModuleType, family: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="the peer transformers is not installed")
+    shape = benchmark.real_shapes.Shape(family, **TINY, **OF_FAMILY[family])
+    benchmark.real_shapes.write(tmp_path / "tiny.gguf", shape, format="F32")
+    (tmp_path / "config.json").write_text(json.dumps(benchmark.families.config(shape)))
+    net = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(tmp_path))
+    with open_gguf(tmp_path / "tiny.gguf") as file:
+        _, program = model_program(file)
+    assert sum(math.prod(weight.shape) for weight in program.weights().values()) == net.num_parameters()
