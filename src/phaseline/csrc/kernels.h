@@ -60,6 +60,7 @@ struct Product {
     Prepared gate_input{};        // the same rows, in the form that the gate's weight takes
     const float* gate_bias = nullptr;
     Act gate_act = Act::NONE;
+    bool cold = true;             // the weights come from memory, not from a cache that an earlier tile filled
 };
 
 enum class KvType { BF16, F32 };

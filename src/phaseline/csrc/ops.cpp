@@ -122,7 +122,7 @@ class Linear : public Op {
             const int p0 = int(task % panel_groups) * group_panels, p1 = std::min(panels_, p0 + group_panels);
             for (int t = t0; t < t1; t++) {
                 const int row = r0 + t * tile;
-                panels(run, quant, plain, row, std::min(tile, r1 - row), p0, p1);
+                panels(run, quant, plain, row, std::min(tile, r1 - row), p0, p1, t == t0);
             }
         });
     }
@@ -142,7 +142,8 @@ class Linear : public Op {
     bool gated() const { return s_.gate != Act::NONE; }
 
     // Panels p0 .. p1-1 of one tile.
-    void panels(const Run& run, const Prepared& quant, const Prepared& plain, int row, int count, int p0, int p1) const {
+    void panels(const Run& run, const Prepared& quant, const Prepared& plain, int row, int count, int p0, int p1,
+                bool cold) const {
         const auto form = [&](const Matrix* m) { return m && is_plain(m->format.codes) ? plain : quant; };
         const auto bias = [&](size_t i) { return s_.biases[i].empty() ? nullptr : s_.biases[i].data(); };
         const Matrix* gate = gated() ? s_.weights[0] : nullptr;
@@ -152,7 +153,8 @@ class Linear : public Op {
             const Matrix* w = s_.weights[part.weight];
             const Product p{.input = form(w), .weight = w, .out = part.out->rows, .first = part.first,
                             .residual = s_.residual ? s_.residual->in() : RowsIn{nullptr, 0}, .bias = bias(part.weight),
-                            .act = s_.act, .gate = gate, .gate_input = form(gate), .gate_bias = bias(0), .gate_act = s_.gate};
+                            .act = s_.act, .gate = gate, .gate_input = form(gate), .gate_bias = bias(0), .gate_act = s_.gate,
+                            .cold = cold};
             run.kernels.product(p, row, count, part.first / PANEL + a, part.first / PANEL + b);
         }
     }

@@ -9,12 +9,26 @@ using namespace phaseline;
 
 namespace {
 
+constexpr int FEW = 4;  // queries of a tile that is done with a page before the next one would arrive by itself
+
+// The same head of the next page, and of the one after it. Pages lie far apart and the hardware does not follow, so each
+// line read asks for its like: two pages ahead into the second-level cache, one page ahead into the first. All at once
+// they would stand in a queue before the reads.
+template <class E> struct Ahead {
+    const E *near, *far;
+    void fetch(size_t at) const {
+        __builtin_prefetch(near + at);
+        __builtin_prefetch(far + at, 0, 2);
+    }
+};
+
 struct Bf16 {
     using Element = uint16_t;
     static Element from(float f) { return float_to_bf16(f); }
     static size_t key(int d, int token, int) { return size_t(d / 2) * PAGE * 2 + size_t(token) * 2 + size_t(d % 2); }
     static size_t value(int d, int token, int dim) { return size_t(token / 2) * size_t(dim) * 2 + size_t(d) * 2 + size_t(token % 2); }
     static void pair(const Element* p, size_t, Float& a, Float& b) { load_bf16_pairs(p, a, b); }
+    static void fetch(const Ahead<Element>& ahead, size_t at, size_t) { ahead.fetch(at); }
     static constexpr size_t LANE = 2;  // elements from one lane to the next
 };
 
@@ -24,6 +38,7 @@ struct F32 {
     static size_t key(int d, int token, int) { return size_t(d) * PAGE + size_t(token); }
     static size_t value(int d, int token, int dim) { return size_t(token) * size_t(dim) + size_t(d); }
     static void pair(const Element* p, size_t row, Float& a, Float& b) { a = load(p), b = load(p + row); }
+    static void fetch(const Ahead<Element>& ahead, size_t at, size_t row) { ahead.fetch(at), ahead.fetch(at + row); }
     static constexpr size_t LANE = 1;
 };
 
@@ -34,7 +49,8 @@ constexpr int WIDE = 1;
 #endif
 
 // scores[r][token] = q[r] . k[token] for a page; q is [d][M].
-template <class T, int M> void page_scores(const typename T::Element* keys, const float* q, int dim, float* scores) {
+template <class T, int M>
+void page_scores(const typename T::Element* keys, const Ahead<typename T::Element>& ahead, const float* q, int dim, float* scores) {
     for (int t = 0; t < PAGE; t += LANES * WIDE) {
         Float acc[M][WIDE];
         for (auto& row : acc)
@@ -43,7 +59,9 @@ template <class T, int M> void page_scores(const typename T::Element* keys, cons
 #pragma GCC unroll 2
             for (int w = 0; w < WIDE; w++) {
                 Float even, odd;
-                T::pair(keys + T::key(d, t + w * LANES, 0), PAGE, even, odd);
+                const size_t at = T::key(d, t + w * LANES, 0);
+                if constexpr (M <= FEW) T::fetch(ahead, at, PAGE);
+                T::pair(keys + at, PAGE, even, odd);
 #pragma GCC unroll 8
                 for (int r = 0; r < M; r++) {
                     acc[r][w] = fma(splat(q[d * M + r]), even, acc[r][w]);
@@ -58,7 +76,8 @@ template <class T, int M> void page_scores(const typename T::Element* keys, cons
 
 // out[r] = out[r] * shrink[r] + sum over tokens of p[r][token] * v[token]; p is 0 where a query does not read.
 template <class T, int M, int W>
-void add_values(const typename T::Element* values, const float* p, const float* shrink, int tokens, int dim, int d, float* out) {
+void add_values(const typename T::Element* values, const Ahead<typename T::Element>& ahead, const float* p,
+                const float* shrink, int tokens, int dim, int d, float* out) {
     Float acc[M][W];
     for (int r = 0; r < M; r++)
         for (int w = 0; w < W; w++) acc[r][w] = load(out + r * dim + d + w * LANES) * splat(shrink[r]);
@@ -67,7 +86,9 @@ void add_values(const typename T::Element* values, const float* p, const float* 
 #pragma GCC unroll 2
         for (int w = 0; w < W; w++) {
             Float even, odd;
-            T::pair(values + T::value(d + w * LANES, t, dim), size_t(dim), even, odd);
+            const size_t at = T::value(d + w * LANES, t, dim);
+            if constexpr (M <= FEW) T::fetch(ahead, at, size_t(dim));
+            T::pair(values + at, size_t(dim), even, odd);
 #pragma GCC unroll 8
             for (int r = 0; r < M; r++) {
                 acc[r][w] = fma(splat(p[r * PAGE + t]), even, acc[r][w]);
@@ -108,16 +129,21 @@ void attend_tile(const KvLayer& kv, const QueryTile& t, int split, Partial& into
     const int end = last < (split + 1) * SPLIT ? last : (split + 1) * SPLIT;
     const int begin = first > split * SPLIT ? first / PAGE * PAGE : split * SPLIT;
     for (int at = begin; at < end; at += PAGE) {
-        const int page = t.pages[at / PAGE], tokens = end - at < PAGE ? end - at : PAGE;
-        const auto* keys = reinterpret_cast<const typename T::Element*>(kv.head(kv.keys, page, t.kv_head));
-        const auto* values = reinterpret_cast<const typename T::Element*>(kv.head(kv.values, page, t.kv_head));
-        page_scores<T, M>(keys, q, kv.head_dim, scores);
+        using Element = typename T::Element;
+        const auto head = [&](uint8_t* base, int pages_on) {
+            const int position = at + pages_on * PAGE < end ? at + pages_on * PAGE : at;
+            return reinterpret_cast<const Element*>(kv.head(base, t.pages[position / PAGE], t.kv_head));
+        };
+        const Element *keys = head(kv.keys, 0), *values = head(kv.values, 0);
+        const Ahead<Element> more_keys{head(kv.keys, 1), head(kv.keys, 2)}, more_values{head(kv.values, 1), head(kv.values, 2)};
+        const int tokens = end - at < PAGE ? end - at : PAGE;
+        page_scores<T, M>(keys, more_keys, q, kv.head_dim, scores);
         float shrink[M];
         for (int r = 0; r < M; r++)
             shrink[r] = weigh_page(scores + r * PAGE, oldest[r] - at, limit[r] - at, into.largest[r], into.sum[r]);
         int d = 0;
-        for (; d + LANES * WIDE <= dim; d += LANES * WIDE) add_values<T, M, WIDE>(values, scores, shrink, tokens, dim, d, into.out);
-        if (d < dim) add_values<T, M, 1>(values, scores, shrink, tokens, dim, d, into.out);
+        for (; d + LANES * WIDE <= dim; d += LANES * WIDE) add_values<T, M, WIDE>(values, more_values, scores, shrink, tokens, dim, d, into.out);
+        if (d < dim) add_values<T, M, 1>(values, more_values, scores, shrink, tokens, dim, d, into.out);
     }
 }
 

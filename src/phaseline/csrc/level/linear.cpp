@@ -10,7 +10,16 @@ using namespace phaseline;
 
 namespace {
 
-constexpr size_t PREFETCH = 4096;  // bytes ahead in a panel, for few rows: the hardware stops at every small page
+// The hardware stops at every small page, so weights that come from memory are asked for so many bytes ahead: first into
+// the second-level cache, which waits for more lines at once than the first one can, then into the first.
+constexpr size_t NEAR = 3072, FAR = 16384;
+
+inline void fetch_ahead(const uint8_t* codes, size_t bytes) {
+    for (size_t line = 0; line < bytes; line += 64) {
+        __builtin_prefetch(codes + NEAR + line);
+        __builtin_prefetch(codes + FAR + line, 0, 2);
+    }
+}
 
 // What one scale covers, the whole of a block or half `h` of it, joins the sums.
 template <Scales S, int M, int OFFSET>
@@ -25,15 +34,14 @@ void join(const Dot<M, OFFSET>& dot, const Scale& s, [[maybe_unused]] int h, con
 
 // Quantised panel times a tile of M rows: y[r] = sum over blocks, in order.
 template <Codes C, Scales S, int OFFSET, int M>
-void quant_tile(const Matrix& w, int panel, const QuantBlock* a, Float* y) {
+void quant_tile(const Matrix& w, int panel, bool cold, const QuantBlock* a, Float* y) {
     const uint8_t* scales = w.scales(panel);
     const uint8_t* codes = w.codes(panel);
     const Bytes table = table_of<C>(w.format);
     Float acc[M];
     for (int r = 0; r < M; r++) acc[r] = zero();
     for (int b = 0; b < w.blocks; b++, codes += code_bytes(C), a += M) {
-        if constexpr (M <= 2)
-            for (size_t line = 0; line < code_bytes(C); line += 64) __builtin_prefetch(codes + PREFETCH + line);
+        if (cold) fetch_ahead(codes, code_bytes(C));
         Dot<M, OFFSET> dot(a, has_halves(S) ? 0 : 2);
         dot.step(0, codes_at<C, 0>(codes, table), a);
         dot.step(1, codes_at<C, 1>(codes, table), a);
@@ -58,11 +66,12 @@ template <Codes C> Float plain_lanes(const uint8_t* p) {
     else return load_bf16(reinterpret_cast<const uint16_t*>(p));
 }
 
-template <Codes C, int M> void plain_tile(const Matrix& w, int panel, const float* a, Float* y) {
+template <Codes C, int M> void plain_tile(const Matrix& w, int panel, bool cold, const float* a, Float* y) {
     const uint8_t* codes = w.codes(panel);
     Float acc[M];
     for (int r = 0; r < M; r++) acc[r] = zero();
     for (int k = 0; k < w.cols; k++, codes += code_bytes(C), a += M) {
+        if (cold && size_t(k) * code_bytes(C) % 64 == 0) fetch_ahead(codes, 64);
         const Float lanes = plain_lanes<C>(codes);
 #pragma GCC unroll 8
         for (int r = 0; r < M; r++) acc[r] = fma(splat(a[r]), lanes, acc[r]);
@@ -70,36 +79,36 @@ template <Codes C, int M> void plain_tile(const Matrix& w, int panel, const floa
     for (int r = 0; r < M; r++) y[r] = acc[r];
 }
 
-template <int M> void tile(const Matrix& w, int panel, const uint8_t* input, Float* y) {
+template <int M> void tile(const Matrix& w, int panel, bool cold, const uint8_t* input, Float* y) {
     const Format& f = w.format;
     const auto* q = reinterpret_cast<const QuantBlock*>(input);
     const auto* x = reinterpret_cast<const float*>(input);
-    if (f.codes == Codes::F32) return plain_tile<Codes::F32, M>(w, panel, x, y);
-    if (f.codes == Codes::F16) return plain_tile<Codes::F16, M>(w, panel, x, y);
-    if (f.codes == Codes::BF16) return plain_tile<Codes::BF16, M>(w, panel, x, y);
+    if (f.codes == Codes::F32) return plain_tile<Codes::F32, M>(w, panel, cold, x, y);
+    if (f.codes == Codes::F16) return plain_tile<Codes::F16, M>(w, panel, cold, x, y);
+    if (f.codes == Codes::BF16) return plain_tile<Codes::BF16, M>(w, panel, cold, x, y);
     switch (f.codes) {
         case Codes::C2:
-            if (f.scales == Scales::T) return quant_tile<Codes::C2, Scales::T, 0, M>(w, panel, q, y);
-            return quant_tile<Codes::C2, Scales::K2, 0, M>(w, panel, q, y);
+            if (f.scales == Scales::T) return quant_tile<Codes::C2, Scales::T, 0, M>(w, panel, cold, q, y);
+            return quant_tile<Codes::C2, Scales::K2, 0, M>(w, panel, cold, q, y);
         case Codes::C4:
-            if (f.scales == Scales::D) return quant_tile<Codes::C4, Scales::D, 8, M>(w, panel, q, y);
-            if (f.scales == Scales::DM) return quant_tile<Codes::C4, Scales::DM, 0, M>(w, panel, q, y);
-            return quant_tile<Codes::C4, Scales::K, 0, M>(w, panel, q, y);
+            if (f.scales == Scales::D) return quant_tile<Codes::C4, Scales::D, 8, M>(w, panel, cold, q, y);
+            if (f.scales == Scales::DM) return quant_tile<Codes::C4, Scales::DM, 0, M>(w, panel, cold, q, y);
+            return quant_tile<Codes::C4, Scales::K, 0, M>(w, panel, cold, q, y);
         case Codes::C5:
-            if (f.scales == Scales::D) return quant_tile<Codes::C5, Scales::D, 16, M>(w, panel, q, y);
-            if (f.scales == Scales::DM) return quant_tile<Codes::C5, Scales::DM, 0, M>(w, panel, q, y);
-            return quant_tile<Codes::C5, Scales::K, 0, M>(w, panel, q, y);
-        case Codes::C6: return quant_tile<Codes::C6, Scales::S2, 32, M>(w, panel, q, y);
-        case Codes::C8: return quant_tile<Codes::C8, Scales::D, 128, M>(w, panel, q, y);
-        case Codes::T3: return quant_tile<Codes::T3, Scales::S2, 128, M>(w, panel, q, y);
+            if (f.scales == Scales::D) return quant_tile<Codes::C5, Scales::D, 16, M>(w, panel, cold, q, y);
+            if (f.scales == Scales::DM) return quant_tile<Codes::C5, Scales::DM, 0, M>(w, panel, cold, q, y);
+            return quant_tile<Codes::C5, Scales::K, 0, M>(w, panel, cold, q, y);
+        case Codes::C6: return quant_tile<Codes::C6, Scales::S2, 32, M>(w, panel, cold, q, y);
+        case Codes::C8: return quant_tile<Codes::C8, Scales::D, 128, M>(w, panel, cold, q, y);
+        case Codes::T3: return quant_tile<Codes::T3, Scales::S2, 128, M>(w, panel, cold, q, y);
         default:
-            if (f.scales == Scales::D) return quant_tile<Codes::T4, Scales::D, 128, M>(w, panel, q, y);
-            if (f.scales == Scales::B) return quant_tile<Codes::T4, Scales::B, 128, M>(w, panel, q, y);
-            return quant_tile<Codes::T4, Scales::S, 128, M>(w, panel, q, y);
+            if (f.scales == Scales::D) return quant_tile<Codes::T4, Scales::D, 128, M>(w, panel, cold, q, y);
+            if (f.scales == Scales::B) return quant_tile<Codes::T4, Scales::B, 128, M>(w, panel, cold, q, y);
+            return quant_tile<Codes::T4, Scales::S, 128, M>(w, panel, cold, q, y);
     }
 }
 
-using Tile = void (*)(const Matrix&, int, const uint8_t*, Float*);
+using Tile = void (*)(const Matrix&, int, bool, const uint8_t*, Float*);
 #if defined(__AVX512F__)
 constexpr Tile TILES[] = {tile<1>, tile<2>, tile<3>, tile<4>, tile<5>, tile<6>, tile<7>, tile<8>};
 #else
@@ -130,10 +139,10 @@ void product(const Product& p, int row, int count, int p0, int p1) {
     const int outputs = p.weight->rows;
     for (int panel = p0; panel < p1; panel++) {
         Float y[TILE_ROWS], g[TILE_ROWS];
-        compute(*p.weight, panel, p.input.tile(row), y);
+        compute(*p.weight, panel, p.cold, p.input.tile(row), y);
         add_bias(p.bias, panel, count, y);
         if (p.gate) {
-            compute(*p.gate, panel, p.gate_input.tile(row), g);
+            compute(*p.gate, panel, p.cold, p.gate_input.tile(row), g);
             add_bias(p.gate_bias, panel, count, g);
             for (int r = 0; r < count; r++) y[r] = apply(p.gate_act, g[r]) * y[r];
         }

@@ -47,11 +47,10 @@ void quantise(const float* x, QuantBlock& out) {
     memcpy(q, &qa, sizeof qa);
     memcpy(q + LANES, &qb, sizeof qb);
     out.scale = top / TOP + unsound;
-    uint32_t sums[2] = {0, 0};  // unsigned: what is not finite became the least integer, and sums of it wrap
-    for (int i = 0; i < 32; i++) sums[i / 16] += uint32_t(q[i]);
-    for (int half = 0; half < 2; half++) out.less[half] = int32_t(0 - sums[half]);
-    out.less[2] = int32_t(0 - sums[0] - sums[1]);
-    out.sum = out.scale * float(int32_t(sums[0] + sums[1]));
+    uint32_t first = 0, second = 0;  // unsigned: what is not finite became the least integer, and sums of it wrap
+    for (int i = 0; i < 16; i++) first += uint32_t(q[i]), second += uint32_t(q[16 + i]);
+    out.less[0] = int32_t(0 - first), out.less[1] = int32_t(0 - second), out.less[2] = int32_t(0 - first - second);
+    out.sum = out.scale * float(int32_t(first + second));
     store_words(q, out.words);
 }
 
