@@ -196,7 +196,7 @@ REFUSED = [
     ("HUGE --hardware h100", "has more than the 4194304 bytes"),
     ("UNKNOWN --hardware h100", "model_type 'mamba' is not supported"),
     ("MIXTURE --hardware h100 --weight-bits inf", "weight_bits = inf"),
-    ("MIXTURE", "neither a known model nor a .gguf file"),
+    ("MIXTURE", "is part of a Hugging Face folder: name the folder"),
 ]
 
 

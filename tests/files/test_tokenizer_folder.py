@@ -166,7 +166,7 @@ MISSING = {  # a last stage that puts a token it does not describe
 @pytest.mark.parametrize(
     ("content", "kind", "reason"),
     [
-        (None, FileFormatError, "No such file"),
+        (None, FileFormatError, "missing; tokenizers in other files"),
         ("", FileFormatError, "not JSON"),
         ("[" * 100_000, FileFormatError, "not JSON"),
         ("[]", FileFormatError, "not a JSON object"),

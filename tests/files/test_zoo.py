@@ -202,10 +202,15 @@ def test_resolve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(PhaselineError, match="run `phaseline pull smollm2`"):
         resolve("smollm2")
     for unknown in ("smollm3", "", "../smollm2", "smollm2/../../x"):
-        with pytest.raises(PhaselineError, match=r"neither a known model nor a \.gguf file: known names are smollm2"):
+        with pytest.raises(PhaselineError, match=r"no known model, \.gguf file or folder: known names are smollm2"):
             resolve(unknown)
     with pytest.raises(PhaselineError, match="no file"):
         resolve(str(tmp_path / "gone.gguf"))
+    for part in ("config.json", "model.safetensors"):
+        (tmp_path / "Folder").mkdir(exist_ok=True)
+        (tmp_path / "Folder" / part).touch()
+        with pytest.raises(PhaselineError, match="name the folder"):
+            resolve(str(tmp_path / "Folder" / part))
     with pytest.raises(PhaselineError, match=r"holds no config\.json, so it is no Hugging Face model"):
         resolve(str(tmp_path))
     (tmp_path / "config.json").touch()

@@ -14,7 +14,9 @@ from phaseline.program.cost import decode_work, prefill_work, step_cost, weight_
 from phaseline.program.ir import Program, Rows, Value
 from phaseline.program.ops import Attend
 from phaseline.program.state import PagedKV, SlidingKV
+from support.deepseek import write_deepseek
 from support.models import half_windowed
+from support.sparse import write_sparse
 from support.tiny import write_llama
 
 # Published configurations, as far as they matter.
@@ -249,3 +251,36 @@ def test_windows_of_several_lengths_are_more_than_the_calculator_knows() -> None
     program = Program([], [], state, Value("logits", Rows.WANTED, 8), 8, 1024)
     with pytest.raises(UnsupportedError, match="takes one window, not 128, 512"):
         shape_from_program(program, "two")
+
+
+ALIKE: dict[str, Any] = {
+    **{"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "vocab_size": 320},
+    **{"max_position_embeddings": 512, "moe_intermediate_size": 32, "num_experts_per_tok": 3, "torch_dtype": "float32"},
+}
+SPARSE = {"num_key_value_heads": 2, "head_dim": 16, "num_hidden_layers": 2, "num_experts": 8}
+ONE_ROW: dict[str, Any] = {
+    **{"num_hidden_layers": 3, "q_lora_rank": None, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16},
+    **{"v_head_dim": 32, "n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace": 1},
+}
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "deepseek_v2", "deepseek_v2 fused"])
+def test_a_program_with_experts_and_latents_has_the_shape_of_its_config(tmp_path: Path, kind: str) -> None:
+    if kind == "qwen3_moe":
+        path = write_sparse(tmp_path / "tiny.gguf", "qwen3moe")
+    else:
+        path = write_deepseek(tmp_path / "tiny.gguf", fused="fused" in kind)
+    model_type = kind.removesuffix(" fused")
+    config = from_config({**ALIKE, **(SPARSE if kind == "qwen3_moe" else ONE_ROW), "model_type": model_type})
+    with open_gguf(path) as file:
+        program = model_program(file)[1]
+    shape = shape_from_program(program, "tiny")
+    for part in ("every_row", "wanted", "held", "expert"):
+        assert getattr(shape, part).params == pytest.approx(getattr(config, part).params)
+    same = ("experts", "active", "kv_bytes", "pair_flops", "prefill_pair_flops", "group", "prefill_group", "context")
+    assert [getattr(shape, name) for name in same] == [getattr(config, name) for name in same]
+    assert shape.experts * shape.expert.bytes == pytest.approx(config.experts * config.expert.bytes)
+    assert shape.total.bytes == pytest.approx(weight_bytes(program))
+    step = step_cost(program, decode_work(99, streams=5))
+    looked_up, norms = 5 * 64 * 4, 3 * 64 * 4 * 3  # norms that several operations of a layer apply count once here
+    assert shape.read_bytes(5) == pytest.approx(step.weight_bytes - looked_up, abs=norms)

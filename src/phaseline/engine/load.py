@@ -76,7 +76,8 @@ def load(
             if mode == "dispatch" and not any(isinstance(op, Experts) for op in program.ops):
                 raise UnsupportedError("mode dispatch reads experts row by row: this model has none")
         except PhaselineError as error:
-            raise type(error)(f"{file.path}: {error}") from None
+            said = str(error)  # what folders say names them already
+            raise type(error)(said if said.startswith(str(file.path)) else f"{file.path}: {said}") from None
         if tokenizer.vocab_size != program.vocab:
             raise FileFormatError(
                 f"{file.path}: the tokenizer has {tokenizer.vocab_size} tokens, the model {program.vocab}"

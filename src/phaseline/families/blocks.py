@@ -114,17 +114,17 @@ class Decoder:
         self.b.add(Attend(q, k, v, o, layer, spec.heads, spec.kv_heads, spec.head_dim, scale, group, window))
         return o
 
-    def close(self, h: Value, part: str, x: Value, *, post_norm: str | None = None) -> Value:
-        """x plus the product of h with the matrix `part`, normed first where a norm is named."""
+    def close(self, h: Value, part: str, x: Value, *, post_norm: str | None = None, name: str = "x") -> Value:
+        """x plus the product of h with the matrix `part`, normed first where a norm is named; called `name`."""
         (y,) = linear(
             self.b,
             h,
             [self.matrix(part, x.width, h.width)],
-            ("y" if post_norm else "x",),
+            ("y" if post_norm else name,),
             biases=self.biases({part: x.width}) if self.biased else (),
             residual=None if post_norm else x,
         )
-        return normalise(self.b, y, self.norm(post_norm), "x", residual=x) if post_norm else y
+        return normalise(self.b, y, self.norm(post_norm), name, residual=x) if post_norm else y
 
     def attention(
         self,

@@ -55,7 +55,7 @@ def mixture(d: Decoder, x: Value) -> Value:
     if moe.shared_ff:
         gate_up = [d.matrix(part, moe.shared_ff, x.width) for part in ("ffn_gate_shexp", "ffn_up_shexp")]
         (h,) = linear(b, x, gate_up, ("h",), norm=norm, gate=Activation.SILU)
-        y = d.close(h, "ffn_down_shexp", x)
+        y = d.close(h, "ffn_down_shexp", x, name="y")
     gate, up = (b.weight(d.name(f"ffn_{part}_exps.weight"), count, moe.ff, x.width) for part in ("gate", "up"))
     down = b.weight(d.name("ffn_down_exps.weight"), count, x.width, moe.ff)
     return experts(b, x, (gate, up, down), chosen, "x", norm=norm, residual=y)

@@ -30,6 +30,8 @@ _Json = Mapping[str, Any]
 def codec_from_folder(folder: Path, vocab_size: int | None) -> tuple[Vocabulary, LibraryCodec]:
     """See Tokenizer.from_folder."""
     path = folder / "tokenizer.json"
+    if not path.exists():
+        raise FileFormatError(f"{path}: missing; tokenizers in other files (tokenizer.model, vocab.json) are not read")
     content = _read(path)
     rules = _object(path, content)
     try:

@@ -109,7 +109,9 @@ def resolve(model: str, *, cache: Path | None = None, models: Mapping[str, Model
                 raise PhaselineError(f"the folder {model!r} holds no config.json, so it is no Hugging Face model")
             return path
         if path.suffix != ".gguf":
-            raise PhaselineError(f"{model!r} is neither a known model nor a .gguf file: {known}")
+            if path.suffix in (".json", ".safetensors") and path.is_file():
+                raise PhaselineError(f"{model!r} is part of a Hugging Face folder: name the folder")
+            raise PhaselineError(f"{model!r} is no known model, .gguf file or folder: {known}")
         if not path.is_file():
             raise PhaselineError(f"no file {model!r}: {known}")
         return path

@@ -6,7 +6,7 @@ from typing import Any
 
 from phaseline.errors import FileFormatError, UnsupportedError
 from phaseline.lab.calculator import check_positive
-from phaseline.lab.shapes import Shape, Weights
+from phaseline.lab.shapes import LATENT_NOTE, Shape, Weights
 
 _DENSE = ("llama", "mistral", "qwen2", "qwen3")
 _GROUPED_EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe")
@@ -107,8 +107,7 @@ def _latent(keys: "_Keys", width: int) -> _Attention:
     params = width * q_width if q_rank is None else q_rank * (width + q_width)
     params += width * (rank + rope) + rank * heads * (nope + value) + heads * value * width
     absorbed, plain = 2 * heads * (2 * rank + rope), 2 * heads * (nope + rope + value)
-    note = "latent attention runs absorbed in decode and expanded (for free) in prefill; its cache rows"
-    return _Attention(params, rank + rope, absorbed, plain, heads, 1, note)
+    return _Attention(params, rank + rope, absorbed, plain, heads, 1, LATENT_NOTE)
 
 
 def _mixture(keys: "_Keys", kind: str, width: int, layers: int) -> _Mixture:

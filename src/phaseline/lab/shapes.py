@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from phaseline.errors import RequestError, UnsupportedError
 from phaseline.lab.calculator import check_positive, distinct_experts
 from phaseline.program.ir import Program, Rows
-from phaseline.program.ops import Attend, Embed, Span
+from phaseline.program.ops import Attend, Embed, Experts, LatentAttend, Span
 from phaseline.program.state import SlidingKV, StateSpec
+
+LATENT_NOTE = "latent attention runs absorbed in decode and expanded (for free) in prefill; its cache rows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,25 +155,30 @@ def shape_from_program(
 ) -> Shape:
     """A model that can be loaded. Weights count as the file stores them, or as if in `weight_bits` each."""
     check_positive(weight_bits=1 if weight_bits is None else weight_bits)
-    every, wanted, held = Weights(), Weights(), Weights()
-    attends = [op for op in program.ops if isinstance(op, Attend)]
+    every, wanted, held, expert = Weights(), Weights(), Weights(), Weights()
+    experts, active = _mixture(program)
     read = {w.name for op in program.ops if not isinstance(op, Embed) for w in op.weights()}
+    counted: set[str] = set()
     for op in program.ops:
         for tensor in op.weights():
-            if len(tensor.shape) > 2:
-                raise UnsupportedError(f"the calculator cannot tell how often {tensor.name} of {op.describe()} is read")
+            if tensor.name in counted or (isinstance(op, Embed) and tensor.name in read):
+                continue
+            counted.add(tensor.name)
             size = math.prod(tensor.shape)
-            params = size if len(tensor.shape) == 2 else 0
+            params = size if len(tensor.shape) > 1 else 0
             weights = Weights(params, tensor.nbytes if weight_bits is None else size * weight_bits / 8)
-            if not isinstance(op, Embed):
-                if op.outputs()[0].rows is Rows.WANTED:
-                    wanted += weights
-                else:
-                    every += weights
-            elif tensor.name not in read:
+            if isinstance(op, Experts) and tensor in op.matrices:
+                expert += weights * (1 / experts)
+            elif isinstance(op, Embed):
                 held += weights
+            elif op.outputs()[0].rows is Rows.WANTED:
+                wanted += weights
+            else:
+                every += weights
     window, windowed = _window(program)
-    pair_flops = sum(4.0 * op.heads * op.head_dim for op in attends)
+    attends = [op for op in program.ops if isinstance(op, Attend)]
+    latents = [op for op in program.ops if isinstance(op, LatentAttend)]
+    plain = sum(4.0 * op.heads * op.head_dim for op in attends)
     group = max((op.heads / op.kv_heads for op in attends), default=1.0)
     stored = "as the file stores them" if weight_bits is None else f"in {weight_bits:g} bits each"
     return Shape(
@@ -180,15 +187,31 @@ def shape_from_program(
         wanted=wanted,
         held=held,
         kv_bytes=sum(map(_elements, program.state)) * kv_element_bytes,
-        pair_flops=pair_flops,
-        prefill_pair_flops=pair_flops,
-        group=group,
+        pair_flops=plain + sum(2.0 * op.heads * (op.c.width + op.rank) for op in latents),
+        prefill_pair_flops=plain + sum(2.0 * (op.q.width + op.out.width) for op in latents),
+        group=max(group, *(float(op.heads) for op in latents)) if latents else group,
         prefill_group=group,
+        expert=expert,
+        experts=experts,
+        active=active,
         context=program.context,
         window=window,
         windowed=windowed,
-        assumptions=(f"weights are {stored}", f"keys and values take {kv_element_bytes:g} bytes an element, unpadded"),
+        assumptions=(
+            f"weights are {stored}",
+            f"{LATENT_NOTE if latents else 'keys and values'} take {kv_element_bytes:g} bytes an element, unpadded",
+        ),
     )
+
+
+def _mixture(program: Program) -> tuple[int, int]:
+    """The experts of a program's sparse layers, and how many a row chooses; 0 and 0 without any."""
+    kinds = {(op.gate.shape[0], op.chosen.width) for op in program.ops if isinstance(op, Experts)}
+    if len(kinds) > 1:
+        raise UnsupportedError(
+            f"the calculator takes one number of experts and of those chosen, not {', '.join(map(str, sorted(kinds)))}"
+        )
+    return next(iter(kinds), (0, 0))
 
 
 def _window(program: Program) -> tuple[int | None, float]:
