@@ -31,6 +31,14 @@ def test_without_a_budget_nothing_is_advised(phaseline: Run, plain: str) -> None
     assert record["recommendation"] is None and record["checks"] == []
 
 
+def test_the_usual_sizes_go_as_far_as_the_prompt(phaseline: Run, plain: str) -> None:
+    """Which goes as far as the model's context."""
+    options = ("--victim-tokens", "4", "--arrival-step", "6", "--repeats", "1", "--threads", "1", "--json")
+    done = phaseline("lab", "chunk", plain, *options)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [row["size"] for row in json.loads(done.stdout)["results"]] == [8, 16, 32, 64, 128]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

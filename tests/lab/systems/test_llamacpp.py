@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from phaseline.errors import CapacityError, RequestError
+from phaseline.errors import CapacityError, RequestError, UnsupportedError
 from phaseline.lab.systems.base import Ask, Piece, StreamFault
 from phaseline.lab.systems.llamacpp import LlamaCppSystem, Reader
 from phaseline.lab.systems.openai_http import OpenAISystem
@@ -90,6 +90,8 @@ def test_what_llamacpp_refuses(tiny: Path) -> None:
 
 def test_what_is_no_model(tmp_path: Path) -> None:
     pytest.importorskip("xllamacpp", reason="the reference xllamacpp is not installed")
+    with pytest.raises(UnsupportedError, match="not folders"):
+        LlamaCppSystem.launch(tmp_path, threads=1)
     with pytest.raises(CapacityError, match="cannot serve"):
         LlamaCppSystem.launch(tmp_path / "none.gguf", threads=1)
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 _INTRUDER = 1024  # tokens of its prompt
+_SIZES = (8, 16, 32, 64, 128, 256, 512)
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -32,13 +33,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "worst gap against TTFT; and with --itl-budget MS the chunk that keeps gaps below MS, tried at once. Of a "
         "server, whose chunk can't be changed from here, the sizes are those of whole prompts.",
     )
-    parser.add_argument(
-        "--sizes",
-        type=counts,
-        default=[8, 16, 32, 64, 128, 256, 512],
-        metavar="N,N",
-        help="tokens (8,16,32,64,128,256,512)",
-    )
+    usual = ",".join(map(str, _SIZES))
+    parser.add_argument("--sizes", type=counts, metavar="N,N", help=f"tokens ({usual}, as far as the prompt goes)")
     add_scene_options(parser, intruder_tokens=_INTRUDER)
     add_system_options(parser)
     parser.set_defaults(run=run)
@@ -50,12 +46,13 @@ def run(args: argparse.Namespace) -> int:
 
     scene = scene_of(args, _INTRUDER)
     budget, args.itl_budget_ms = args.itl_budget_ms, None  # the question, not how the engine is loaded
-    prepare(args, max(args.sizes))
+    prepare(args, max(args.sizes or _SIZES))
 
     def build(system: "StreamSystem") -> ChunkSize:
         stage = stage_of(args, system)
         fitting = fitting_scene(args, scene, stage)
-        return ChunkSize(stage, fitting, args.sizes, repeats=args.repeats, itl_budget_ms=budget)
+        sizes = args.sizes or [size for size in _SIZES if size <= fitting.intruder_tokens]
+        return ChunkSize(stage, fitting, sizes, repeats=args.repeats, itl_budget_ms=budget)
 
     return conduct_command(args, build, show)
 

@@ -48,12 +48,14 @@ class LlamaCppSystem:
         """Start llama.cpp's server in this process, on this machine's CPU; `close` ends it.
 
         `context` is what each of `streams` may hold, `ubatch` the rows of one step (its chunk of a prompt).
-        Raises UnsupportedError without the `xllamacpp` package, CapacityError if the model can't be loaded.
+        UnsupportedError without the `xllamacpp` package, or for a folder; CapacityError if the model can't be loaded.
         """
         try:
             xllamacpp = importlib.import_module("xllamacpp")
         except ImportError:
             raise UnsupportedError("llama.cpp in this process needs the package xllamacpp: install it") from None
+        if Path(model_path).is_dir():
+            raise UnsupportedError(f"{model_path}: llama.cpp reads GGUF files, not folders")
         params = xllamacpp.CommonParams()
         params.model.path = str(model_path)
         params.n_gpu_layers = 0

@@ -40,6 +40,7 @@ class TransformersSystem:
         Raises UnsupportedError without the packages, or for what the library can't load completely.
         """
         path, torch, library = Path(path), _package("torch"), _package("transformers")
+        library.utils.logging.disable_progress_bar()
         packed = path.suffix == ".gguf"
         if not (path.is_file() if packed else (path / "config.json").is_file()):
             raise UnsupportedError(
