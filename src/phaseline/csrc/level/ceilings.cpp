@@ -1,5 +1,6 @@
 // What the machine can do at most with the instructions the kernels use: nothing but that, from registers.
 #include "dot.h"
+#include "fetch.h"
 #include "table.h"
 
 namespace PHASELINE_LEVEL {
@@ -60,9 +61,11 @@ double burn_quant(long n) {
 double read(const uint8_t* data, size_t bytes) {
     Float acc[4] = {zero(), zero(), zero(), zero()};
     const size_t whole = bytes / 256 * 256;
-    for (size_t i = 0; i < whole; i += 256)
+    for (size_t i = 0; i < whole; i += 256) {
+        fetch_ahead(data + i, 256);
 #pragma GCC unroll 4
         for (int j = 0; j < 4; j++) acc[j] = max(acc[j], load(reinterpret_cast<const float*>(data + i) + j * LANES));
+    }
     for (auto& a : acc) pin(a);
     return double(whole);
 }

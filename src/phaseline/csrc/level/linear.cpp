@@ -2,6 +2,7 @@
 // not depend on its neighbours, on the chunk or on the thread.
 #include "decode.h"
 #include "dot.h"
+#include "fetch.h"
 #include "table.h"
 
 namespace PHASELINE_LEVEL {
@@ -9,17 +10,6 @@ namespace PHASELINE_LEVEL {
 using namespace phaseline;
 
 namespace {
-
-// The hardware stops at every small page, so weights that come from memory are asked for so many bytes ahead: first into
-// the second-level cache, which waits for more lines at once than the first one can, then into the first.
-constexpr size_t NEAR = 3072, FAR = 16384;
-
-inline void fetch_ahead(const uint8_t* codes, size_t bytes) {
-    for (size_t line = 0; line < bytes; line += 64) {
-        __builtin_prefetch(codes + NEAR + line);
-        __builtin_prefetch(codes + FAR + line, 0, 2);
-    }
-}
 
 // What one scale covers, the whole of a block or half `h` of it, joins the sums.
 template <Scales S, int M, int OFFSET>
