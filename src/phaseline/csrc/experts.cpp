@@ -17,7 +17,7 @@ class Route : public Op {
     size_t scratch_floats() const override { return route_scratch(s_.rule.experts); }
 
     void run(const Run& run) override {
-        run.team.spread((run.r1 - run.r0 + ROW_CHUNK - 1) / ROW_CHUNK, [&](long task) {
+        run.spread((run.r1 - run.r0 + ROW_CHUNK - 1) / ROW_CHUNK, [&](long task) {
             const int first = run.r0 + int(task) * ROW_CHUNK, end = std::min(run.r1, first + ROW_CHUNK);
             for (int row = first; row < end; row++)
                 run.kernels.route(s_.rule, s_.logits->in().row(row), s_.chosen->rows.row(row), s_.shares->rows.row(row),
@@ -101,7 +101,7 @@ class Experts : public Op {
         const Norm norm = s_.norm.view();
 
         const long chunks = (n + ROW_CHUNK - 1) / ROW_CHUNK;
-        run.team.spread(chunks ? 1 + chunks : 0, [&](long task) {
+        run.spread(chunks ? 1 + chunks : 0, [&](long task) {
             if (task == 0) return group(r0, r1, tile_rows);
             const int end = std::min(n, int(task) * ROW_CHUNK);
             for (int row = (int(task) - 1) * ROW_CHUNK; row < end; row++)
@@ -112,7 +112,7 @@ class Experts : public Op {
         });
         if (!n) return;
         if (n > 1) {  // rows of one expert move side by side; a single one is read where it lies
-            run.team.spread(long(tiles_.size()), [&](long t) {
+            run.spread(long(tiles_.size()), [&](long t) {
                 const Tile tile = tiles_[size_t(t)];
                 if (tile.count == 1) return;
                 if (in_.quant) gather<QuantBlock>(in_.form(alone, n, false), in_.form(together, routed, false), tile, r0);
@@ -131,7 +131,7 @@ class Experts : public Op {
                             .gate_input = form(s_.gate), .gate_act = Act::SILU};
             run.kernels.product(p, tile.row, tile.count, p0, p1);
         });
-        run.team.spread(long(tiles_.size()), [&](long t) {
+        run.spread(long(tiles_.size()), [&](long t) {
             const Tile tile = tiles_[size_t(t)];
             middle_.each(ready, routed, [&](const Prepared& into) {
                 run.kernels.prepare({middle.data, middle.stride}, tile.row, tile.count, ff_, {}, into, run.scratch);
@@ -142,7 +142,7 @@ class Experts : public Op {
             const Product p{.input = input, .weight = s_.down, .out = answers, .first = expert * width_};
             run.kernels.product(p, tile.row, tile.count, p0, p1);
         });
-        run.team.spread(chunks, [&](long task) {
+        run.spread(chunks, [&](long task) {
             const int end = std::min(n, int(task + 1) * ROW_CHUNK);
             for (int row = int(task) * ROW_CHUNK; row < end; row++) {
                 const Combination c{answers.data, answers.stride, places_.data() + size_t(row) * size_t(active_),
@@ -197,7 +197,7 @@ class Experts : public Op {
         const int shares = std::max(1, groups * panels / (TASKS_PER_THREAD * run.team.size()));
         const int at_once = std::min(panels, int(tiles_.size()) > groups ? std::min(PANELS_AT_ONCE, shares) : shares);
         const int parts = (panels + at_once - 1) / at_once;
-        run.team.spread(long(groups) * parts, [&](long task) {
+        run.spread(long(groups) * parts, [&](long task) {
             const Group& g = groups_[size_t(task / parts)];
             const int base = g.expert * (w.panels / s_.experts), part = int(task % parts) * at_once;
             const int p0 = base + part, p1 = base + std::min(panels, part + at_once);

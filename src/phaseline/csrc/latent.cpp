@@ -76,7 +76,7 @@ class LatentAttend : public Op {
     // body(first row, rows, head) for tiles of rows, head by head.
     template <class F> void each_head(const Run& run, int r0, int r1, F body) const {
         const int tile = run.kernels.tile_rows, tiles = (r1 - r0 + tile - 1) / tile;
-        run.team.spread(long(tiles) * s_.heads, [&](long task) {
+        run.spread(long(tiles) * s_.heads, [&](long task) {
             const int row = r0 + int(task % tiles) * tile;
             body(row, std::min(tile, r1 - row), int(task / tiles));
         });

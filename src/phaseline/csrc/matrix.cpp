@@ -145,8 +145,8 @@ Matrix::Matrix(const Format& format, const uint8_t* raw, size_t row_bytes, int r
       scale_bytes_(panel_scale_bytes(format, cols)),
       panel_bytes_(panel_bytes(format, cols)),
       data_(store.take(panel_bytes_ * size_t(panels))) {
-    team.run([&](int) {
-        for (long p; (p = team.claim()) < panels;) pack_panel(int(p), raw, row_bytes, codebook);
+    team.run([&](int thread) {
+        team.spread(thread, panels, [&](long panel) { pack_panel(int(panel), raw, row_bytes, codebook); });
     });
 }
 

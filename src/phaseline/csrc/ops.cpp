@@ -105,7 +105,7 @@ class Linear : public Op {
         const Prepared quant{run.prepared - size_t(r0) * quant_bytes_, quant_bytes_, false};
         const Prepared plain{run.prepared + size_t(rows) * quant_bytes_ - size_t(r0) * plain_bytes_, plain_bytes_, true};
         const Norm norm = s_.norm.view();
-        run.team.spread(tiles, [&](long t) {
+        run.spread(tiles, [&](long t) {
             const int row = r0 + int(t) * tile, count = std::min(tile, r1 - row), cols = s_.weights[0]->cols;
             if (quant_) run.kernels.prepare(s_.x->in(), row, count, cols, norm, quant, run.scratch);
             if (plain_) run.kernels.prepare(s_.x->in(), row, count, cols, norm, plain, run.scratch);
@@ -117,7 +117,7 @@ class Linear : public Op {
         const int shares = std::max(1, panels_ * std::max(1, tile_groups) / (TASKS_PER_THREAD * run.team.size()));
         const int group_panels = tiles > 1 ? std::min(PANELS_AT_ONCE, shares) : shares;
         const int panel_groups = (panels_ + group_panels - 1) / group_panels;
-        run.team.spread(long(panel_groups) * tile_groups, [&](long task) {
+        run.spread(long(panel_groups) * tile_groups, [&](long task) {
             const int t0 = int(task / panel_groups) * group_tiles, t1 = std::min(tiles, t0 + group_tiles);
             const int p0 = int(task % panel_groups) * group_panels, p1 = std::min(panels_, p0 + group_panels);
             for (int t = t0; t < t1; t++) {

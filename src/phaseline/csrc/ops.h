@@ -7,7 +7,7 @@ namespace phaseline {
 // body(row) for rows r0 .. r1-1 of cheap row-wise work, in chunks.
 template <class F> void spread_rows(const Run& run, int r0, int r1, F body) {
     constexpr int ROW_CHUNK = 8;
-    run.team.spread((r1 - r0 + ROW_CHUNK - 1) / ROW_CHUNK, [&](long task) {
+    run.spread((r1 - r0 + ROW_CHUNK - 1) / ROW_CHUNK, [&](long task) {
         const int end = std::min(r1, r0 + int(task + 1) * ROW_CHUNK);
         for (int row = r0 + int(task) * ROW_CHUNK; row < end; row++) body(row);
     });

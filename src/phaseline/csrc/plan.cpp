@@ -81,7 +81,7 @@ void Plan::begin(const StepData& step, float* logits) {
         for (int row = int(task) * ANGLE_ROWS; row < end; row++) fill_angles(row);
     };
     if (step.rows <= ANGLE_ROWS) fill(0);  // not worth waking anyone
-    else team_.run([&](int) { team_.spread((step_.rows + ANGLE_ROWS - 1) / ANGLE_ROWS, fill); });
+    else team_.run([&](int thread) { team_.spread(thread, (step_.rows + ANGLE_ROWS - 1) / ANGLE_ROWS, fill); });
 }
 
 void Plan::fill_angles(int row) {
@@ -103,7 +103,7 @@ bool Plan::run(int a, int b, bool by_row, bool experts_by_row, const std::functi
     // the others, so that all of them leave at the same place.
     std::atomic<long> stop_at{-1};
     team_.run_on_free_cores([&](int thread) {
-        Run run{team_, kernels_, step_, row_segments_, angles_, angle_stride_, prepared_.data(),
+        Run run{team_, thread, kernels_, step_, row_segments_, angles_, angle_stride_, prepared_.data(),
                 partials_, scratch_[size_t(thread)].data(), 0, step_.rows, experts_by_row};
         auto asked = Clock::now();
         long done = 0;

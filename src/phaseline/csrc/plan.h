@@ -55,6 +55,7 @@ class Partials {
 // The memory and the team that operations share while a step runs; rows r0 .. r1-1 of the step are being computed.
 struct Run {
     Team& team;
+    int thread;                                // the calling one
     const Kernels& kernels;
     const StepData& step;
     const std::vector<Segment>& row_segments;  // for each row, its segment
@@ -65,6 +66,9 @@ struct Run {
     float* scratch;                            // of the calling thread
     int r0, r1;
     bool experts_by_row;                       // a control: each row reads its own experts
+
+    // body(task) for tasks 0 .. count-1 on the whole team, then a barrier.
+    template <class F> void spread(long count, F&& body) const { team.spread(thread, count, std::forward<F>(body)); }
 };
 
 // What routed experts cost a step: how many different ones it touched, and how often one's weights were read.

@@ -39,7 +39,7 @@ double seconds_of(clockid_t clock) {
 
 // Where threads outnumber cores, spinning only keeps others from their work.
 Team::Team(int threads)
-    : spins_(threads <= int(std::thread::hardware_concurrency()) ? SPINS : 0), crew_(threads), active_(threads) {
+    : spins_(threads <= int(std::thread::hardware_concurrency()) ? SPINS : 0), crew_(threads), active_(threads), claimed_(size_t(threads)) {
     try {
         for (int i = 1; i < threads; i++) workers_.emplace_back([this, i] { work(i); });
     } catch (...) {
@@ -71,7 +71,7 @@ void Team::call(int threads) {
 
 void Team::run_on(int threads, const std::function<void(int)>& job) {
     job_ = &job;
-    next_task_.store(0, std::memory_order_relaxed);
+    rearm();
     call(threads);
     job(0);
     barrier();
@@ -89,11 +89,15 @@ void Team::run_on_free_cores(const std::function<void(int)>& job) {
     crew_.note(seconds_of(CLOCK_MONOTONIC) - start, lost.load());
 }
 
+void Team::rearm() {
+    for (auto& share : claimed_) share.tasks.store(0, std::memory_order_relaxed);
+}
+
 void Team::barrier() {
     unsigned epoch = epoch_.load(std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == active_) {
         arrived_.store(0, std::memory_order_relaxed);
-        next_task_.store(0, std::memory_order_relaxed);
+        rearm();
         epoch_.store(epoch + 1, std::memory_order_release);
     } else {
         await_change(epoch_, epoch, spins_);

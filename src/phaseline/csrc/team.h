@@ -29,15 +29,17 @@ class Team {
     // Threads that took part in the last run.
     int active() const { return active_; }
 
-    // Inside run: all threads meet. What was written before is visible after. Also rearms claim().
+    // Inside run: all threads meet. What was written before is visible after.
     void barrier();
 
-    // Inside run: the next task number; each is handed out once between two barriers.
-    long claim() { return next_task_.fetch_add(1, std::memory_order_relaxed); }
-
-    // Inside run: body(task) for tasks 0 .. count-1, claimed one by one, then a barrier.
-    template <class F> void spread(long count, F&& body) {
-        for (long task; (task = claim()) < count;) body(task);
+    // Inside run: body(task) for tasks 0 .. count-1, claimed one by one, then a barrier. Each thread begins with a share
+    // of its own, tasks in a row: what they read lies in a row too, and is asked for ahead. Then it helps the others.
+    template <class F> void spread(int thread, long count, F&& body) {
+        for (int i = 0; i < active_; i++) {
+            const int share = (thread + i) % active_;
+            const long first = count * share / active_, end = count * (share + 1) / active_;
+            for (long task; (task = first + claimed_[share].tasks.fetch_add(1, std::memory_order_relaxed)) < end;) body(task);
+        }
         barrier();
     }
 
@@ -46,6 +48,7 @@ class Team {
     void call(int threads);
     void work(int thread);
     void dismiss();
+    void rearm();
 
     const int spins_;  // looks at a barrier before a thread gives its core away
     std::vector<std::thread> workers_;
@@ -56,7 +59,10 @@ class Team {
     alignas(64) std::atomic<unsigned> calls_{0};  // bumped when threads that were left out take part again
     alignas(64) std::atomic<int> arrived_{0};
     alignas(64) std::atomic<unsigned> epoch_{0};  // bumped by the last to arrive
-    alignas(64) std::atomic<long> next_task_{0};
+    struct alignas(64) Claimed {
+        std::atomic<long> tasks{0};
+    };
+    std::vector<Claimed> claimed_;  // of each thread's share, since the last barrier
     bool closing_ = false;
 };
 

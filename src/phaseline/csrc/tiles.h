@@ -88,7 +88,7 @@ void attend_tiles(const Tiles& tiles, int dim, int padded_dim, float* scratch, K
         Partial total[TILES_AT_ONCE], next;
         for (int i = 0; i < TILES_AT_ONCE; i++) total[i].out = scratch + size_t(i) * floats;
         next.out = scratch + TILES_AT_ONCE * floats;
-        run.team.spread(groups(at_once) * heads, [&](long task) {
+        run.spread(groups(at_once) * heads, [&](long task) {
             // Later tiles read more: they go first, so that no long one is left for the end.
             const long first = (groups(at_once) - 1 - task / heads) * at_once, n = std::min(at_once, count - first);
             QueryTile t[TILES_AT_ONCE];
@@ -118,8 +118,8 @@ void attend_tiles(const Tiles& tiles, int dim, int padded_dim, float* scratch, K
         splits = std::max(splits, of.last - of.first);
     }
     const long at_once = together(splits);
-    run.team.spread(1, [&](long) { run.partials.reserve(size_t(count * heads * splits), floats); });
-    run.team.spread(groups(at_once) * heads * splits, [&](long task) {
+    run.spread(1, [&](long) { run.partials.reserve(size_t(count * heads * splits), floats); });
+    run.spread(groups(at_once) * heads * splits, [&](long task) {
         const long first = task / splits / heads * at_once, head = task / splits % heads;
         const int nth = int(task % splits);
         for (long i = first; i < std::min(count, first + at_once); i++) {
@@ -128,7 +128,7 @@ void attend_tiles(const Tiles& tiles, int dim, int padded_dim, float* scratch, K
             if (of.first + nth < of.last) kernel(t, of.first + nth, run.partials[(i * heads + head) * splits + nth]);
         }
     });
-    run.team.spread(count * heads, [&](long unit) {
+    run.spread(count * heads, [&](long unit) {
         const QueryTile t = tiles.find(unit / heads, int(unit % heads));
         Partial& total = run.partials[unit * splits];
         const Tiles::Splits of = tiles.splits(t);
