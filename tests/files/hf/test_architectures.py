@@ -35,6 +35,11 @@ def keys(config: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return dict(layout_of(Config(config | changes, "config.json")).keys)
 
 
+def test_what_the_larger_gpt_2_say_besides_changes_nothing() -> None:
+    rest = {"n_special": 0, "predict_special_tokens": True, "output_past": True, "n_ctx": 64}
+    assert keys(GPT2, **rest) == keys(GPT2)
+
+
 def test_gemma_3_in_either_spelling() -> None:
     old = {"rope_theta": 5e5, "rope_local_base_freq": 2e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
     full = {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5}

@@ -136,7 +136,7 @@ def gpt2(config: Config) -> Layout:
     for key in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
         config.only(key, False)
     config.ignore("summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type")
-    config.ignore("summary_use_proj", "n_ctx")
+    config.ignore("summary_use_proj", "n_ctx", "n_special", "predict_special_tokens", "output_past")
     width = config.integer("n_embd")
     keys = {
         "block_count": config.integer("n_layer"),
