@@ -1,7 +1,7 @@
 """Write a random model of a real one's proportions, for timing: weights of any file size without a download.
 
 Blocks hold random codes whose values keep activations of ordinary size; the vocabulary is made up. Answers mean
-nothing, times do: kernels do not branch on values. Routing by random weights is close to uniform.
+nothing, times do: kernels do not branch on values. Routing by random weights is skewed: count the experts.
 """
 
 import argparse
