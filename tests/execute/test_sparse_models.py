@@ -10,8 +10,8 @@ import pytest
 from phaseline import _native
 from phaseline.execute.native import MODES
 from phaseline.files.gguf import open_gguf
-from phaseline.program.step import Segment, Step, Want
 from support.distributions import log_softmax
+from support.family_checks import assert_same_in_company
 from support.llamacpp import llamacpp
 from support.models import Model, logits, open_model, relative_error
 from support.small_programs import same_bits
@@ -109,11 +109,4 @@ def test_the_same_bits_for_any_schedule(quantised: Model) -> None:
 
 def test_company_in_the_batch(quantised: Model) -> None:
     """Neighbours that send other rows to a row's experts, and away from them."""
-    ids, executor = ids_of(quantised, 60), quantised.native(pages=64, threads=2)
-    table = np.random.default_rng(0).permutation(64).astype(np.int32).reshape(8, 8)
-    want = logits(quantised.native(), ids)
-    segments = [Segment(s, 0, ids_of(quantised, 5 + 9 * s, seed=s), Want.NONE) for s in range(1, 8)]
-    first = executor.forward(Step([*segments[:3], Segment(0, 0, ids[:40], Want.ALL), *segments[3:]]), table)
-    decoding = [Segment(s, 5 + 9 * s, [s], Want.NONE) for s in range(1, 8)]
-    rest = executor.forward(Step([Segment(0, 40, ids[40:], Want.ALL), *decoding]), table)
-    assert same_bits(np.concatenate([first, rest]), want)
+    assert_same_in_company(quantised, [ids_of(quantised, 5 + 9 * s if s else 60, seed=s) for s in range(8)])

@@ -70,6 +70,19 @@ def assert_a_batch(model: Model, answer: Answer, lengths: Sequence[int]) -> None
         assert relative_error(np.concatenate(got), answer(ids)) <= NEAR
 
 
+def assert_same_in_company(model: Model, prompts: Sequence[Sequence[int]]) -> None:
+    """The first of eight prompts gives the bits that it gives alone: cut in two, beside others that then decode."""
+    ids, *others = prompts
+    executor = model.native(pages=64, threads=2)
+    table = np.random.default_rng(0).permutation(64).astype(np.int32).reshape(8, 8)
+    want = logits(model.native(), ids)
+    segments = [Segment(s, 0, other, Want.NONE) for s, other in enumerate(others, 1)]
+    first = executor.forward(Step([*segments[:3], Segment(0, 0, ids[:40], Want.ALL), *segments[3:]]), table)
+    decoding = [Segment(s, len(other), [s], Want.NONE) for s, other in enumerate(others, 1)]
+    rest = executor.forward(Step([Segment(0, 40, ids[40:], Want.ALL), *decoding]), table)
+    assert same_bits(np.concatenate([first, rest]), want)
+
+
 def assert_seen(model: Model, wrong: Answer, tokens: int) -> None:
     """The comparison does tell the model from one that is wrong in what matters."""
     ids = random_ids(model, tokens)

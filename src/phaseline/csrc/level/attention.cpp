@@ -159,13 +159,7 @@ template <class T> void store_row(const KvLayer& kv, const float* k, const float
 }
 
 using Attend = void (*)(const KvLayer&, const QueryTile&, int, Partial&, float*);
-#if defined(__AVX512F__)
-#define EACH_COUNT(T) attend_tile<T, 1>, attend_tile<T, 2>, attend_tile<T, 3>, attend_tile<T, 4>, attend_tile<T, 5>, \
-                      attend_tile<T, 6>, attend_tile<T, 7>, attend_tile<T, 8>
-#else
-#define EACH_COUNT(T) attend_tile<T, 1>, attend_tile<T, 2>, attend_tile<T, 3>, attend_tile<T, 4>
-#endif
-constexpr Attend ATTEND[2][TILE_ROWS] = {{EACH_COUNT(Bf16)}, {EACH_COUNT(F32)}};
+constexpr Attend ATTEND[2][TILE_ROWS] = {{EACH_COUNT(attend_tile, Bf16)}, {EACH_COUNT(attend_tile, F32)}};
 
 }  // namespace
 

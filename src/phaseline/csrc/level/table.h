@@ -4,10 +4,13 @@
 
 namespace PHASELINE_LEVEL {
 
+// A kernel's instances for tiles of 1 .. TILE_ROWS rows, as the elements of an array.
 #if defined(__AVX512F__)
 constexpr int TILE_ROWS = 8;  // thirty-two registers
+#define EACH_COUNT(F, T) F<T, 1>, F<T, 2>, F<T, 3>, F<T, 4>, F<T, 5>, F<T, 6>, F<T, 7>, F<T, 8>
 #else
 constexpr int TILE_ROWS = 4;
+#define EACH_COUNT(F, T) F<T, 1>, F<T, 2>, F<T, 3>, F<T, 4>
 #endif
 
 void prepare(phaseline::RowsIn x, int row, int count, int cols, phaseline::Norm norm, phaseline::Prepared into,
