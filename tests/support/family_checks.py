@@ -11,7 +11,7 @@ from phaseline.execute.base import Executor
 from phaseline.files.gguf import open_gguf
 from phaseline.program.step import Segment, Step, Want
 from support.llamacpp import llamacpp
-from support.models import Model, logits, open_model, relative_error
+from support.models import Model, logits, open_model, page_table, relative_error
 from support.small_programs import same_bits
 
 Floats = NDArray[np.float32]
@@ -55,14 +55,16 @@ def assert_a_batch(model: Model, answer: Answer, lengths: Sequence[int]) -> None
     order = np.random.default_rng(9).permutation(pages * len(lengths)).astype(np.int32).reshape(len(lengths), pages)
     executor = model.native(pages=order.size, kv_type="f32", threads=2)
     rows: list[list[Floats]] = [[] for _ in lengths]
-    done = [0] * len(lengths)
+    done, turns = [0] * len(lengths), [0] * len(lengths)
     for turn in range(max(lengths)):
         left = [slot for slot, n in enumerate(lengths) if done[slot] < n]
         if not left:
             break
         sizes = {slot: min(lengths[slot] - done[slot], (19, 1, 3, 11)[(slot + turn) % 4]) for slot in left}
         step = [Segment(s, done[s], prompts[s][done[s] : done[s] + n], Want.ALL) for s, n in sizes.items()]
-        parts = np.split(executor.forward(Step(step), order), np.cumsum(list(sizes.values()))[:-1])
+        table = page_table(model.program, order, turns)
+        parts = np.split(executor.forward(Step(step), table), np.cumsum(list(sizes.values()))[:-1])
+        turns = [n + (slot in sizes) for slot, n in enumerate(turns)]
         for slot, part in zip(sizes, parts, strict=True):
             rows[slot].append(part)
             done[slot] += len(part)
@@ -77,9 +79,11 @@ def assert_same_in_company(model: Model, prompts: Sequence[Sequence[int]]) -> No
     table = np.random.default_rng(0).permutation(64).astype(np.int32).reshape(8, 8)
     want = logits(model.native(), ids)
     segments = [Segment(s, 0, other, Want.NONE) for s, other in enumerate(others, 1)]
-    first = executor.forward(Step([*segments[:3], Segment(0, 0, ids[:40], Want.ALL), *segments[3:]]), table)
+    step = Step([*segments[:3], Segment(0, 0, ids[:40], Want.ALL), *segments[3:]])
+    first = executor.forward(step, page_table(model.program, table, [0] * 8))
     decoding = [Segment(s, len(other), [s], Want.NONE) for s, other in enumerate(others, 1)]
-    rest = executor.forward(Step([Segment(0, 40, ids[40:], Want.ALL), *decoding]), table)
+    step = Step([Segment(0, 40, ids[40:], Want.ALL), *decoding])
+    rest = executor.forward(step, page_table(model.program, table, [1] * 8))
     assert same_bits(np.concatenate([first, rest]), want)
 
 
@@ -93,8 +97,9 @@ def greedy(executor: Executor, prompt: Sequence[int], tokens: int) -> tuple[list
     """The next ids, and the smallest lead of a chosen one over the runner-up, in logits."""
     table = np.arange(32, dtype=np.int32)[None, :]
     ids, fresh, lead = list(prompt), list(prompt), np.inf
-    for _ in range(tokens):
-        (row,) = executor.forward(Step([Segment(0, len(ids) - len(fresh), fresh)]), table)
+    for turn in range(tokens):
+        pages = page_table(executor.program, table, [turn])
+        (row,) = executor.forward(Step([Segment(0, len(ids) - len(fresh), fresh)]), pages)
         second, first = np.sort(row)[-2:]
         lead = min(lead, float(first - second))
         fresh = [int(row.argmax())]
@@ -102,13 +107,16 @@ def greedy(executor: Executor, prompt: Sequence[int], tokens: int) -> tuple[list
     return ids[len(prompt) :], lead
 
 
-def assert_same_tokens_as_llamacpp(path: Path, *, prompts: Sequence[int], tokens: int, lead: float = 1e-4) -> None:
+def assert_same_tokens_as_llamacpp(
+    path: Path, *, prompts: Sequence[int], tokens: int, lead: float = 1e-4, reference: bool = False
+) -> None:
     """For random prompts of these lengths; no choice may be closer than `lead`, which its rounding could turn."""
     with open_gguf(path) as file:
         model = open_model(file)
         with llamacpp(path, context=model.spec.context, float32_state=True) as peer:
             for n in prompts:
                 prompt = random_ids(model, n, seed=n)
-                ours, least = greedy(model.native(kv_type="f32"), prompt, tokens)
+                executor = model.reference() if reference else model.native(kv_type="f32")
+                ours, least = greedy(executor, prompt, tokens)
                 assert least > lead and len(set(ours)) >= 3
                 assert peer.greedy(prompt, tokens) == ours

@@ -15,7 +15,7 @@ from phaseline.families.spec import ModelSpec
 from phaseline.files.base import ModelFile
 from phaseline.program.ir import Program
 from phaseline.program.ops import Attend
-from phaseline.program.state import PagedKV, SlidingKV
+from phaseline.program.state import PagedKV, Recurrent, SlidingKV
 from phaseline.program.step import Segment, Step, Want
 
 
@@ -51,13 +51,31 @@ def half_windowed(program: Program, window: int) -> Program:
 def logits(executor: Executor, tokens: Sequence[int], *, chunk: int | None = None, seed: int = 0) -> NDArray[Any]:
     """Logits of every position, (tokens, vocab), read in chunks; pages of the pool in an order drawn from `seed`."""
     pages = -(-len(tokens) // executor.page_size)
-    table = np.random.default_rng(seed).permutation(pages)[None, :].astype(np.int32)
+    order = np.random.default_rng(seed).permutation(pages)[None, :].astype(np.int32)
     chunk = chunk or len(tokens)
     parts = [
-        executor.forward(Step([Segment(0, at, tokens[at : at + chunk], Want.ALL)]), table)
-        for at in range(0, len(tokens), chunk)
+        executor.forward(
+            Step([Segment(0, at, tokens[at : at + chunk], Want.ALL)]), page_table(executor.program, order, [turn])
+        )
+        for turn, at in enumerate(range(0, len(tokens), chunk))
     ]
     return np.concatenate(parts)
+
+
+def page_table(program: Program, order: NDArray[np.int32], turns: Sequence[int]) -> NDArray[np.int32]:
+    """The page table of every state group, (groups, slots, pages), from the pages of each slot, (slots, pages).
+
+    Groups that carry a state alternate between two snapshots of a slot's own, after `turns` steps of it.
+    """
+    slots, pages = order.shape
+    table = np.zeros((len(program.state), slots, max(pages, 2)), np.int32)
+    table[:, :, :pages] = order
+    for group, spec in enumerate(program.state):
+        if isinstance(spec, Recurrent):
+            for slot, turn in enumerate(turns):
+                read, write = 2 * slot + (turn - 1) % 2, 2 * slot + turn % 2
+                table[group, slot, :2] = read if turn else -1, write
+    return table
 
 
 def relative_error(actual: NDArray[Any], expected: NDArray[Any]) -> float:

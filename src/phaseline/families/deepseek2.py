@@ -30,6 +30,6 @@ def build(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> Program:
     assert spec.latent is not None
     d = Decoder(spec, tensors)
     x = d.embed()
-    for _ in d.layers():
-        x = mixture(d, latent_attention(d, x, spec.rope))
+    for layer in d.layers():
+        x = mixture(d, latent_attention(d, x, spec.rope, layer))
     return d.finish(x, (PagedLatent(spec.layers, spec.latent.rank + spec.latent.pe),))

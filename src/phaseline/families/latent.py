@@ -24,11 +24,18 @@ def read_latent(s: Settings) -> LatentSpec:
     else:
         head, value = (s.integer(f"attention.{part}_length", high=4096) for part in ("key", "value"))
         s.only("attention.head_count_kv", 1, s.integer("attention.head_count"))
-    if head <= pe:
-        raise FileFormatError(f"{s.arch}: heads of {head} have no part beside the {pe} that turn")
-    return LatentSpec(
-        s.integer("attention.q_lora_rank", 0, low=0, high=1 << 16), rank, head - pe, pe, value, head**-0.5
-    )
+    return _latent_spec(s, rank, pe, head, value)
+
+
+def read_unturned_latent(s: Settings) -> LatentSpec:
+    """The same of models that mark no positions, nor have such a layer everywhere. `attention.value_length` is what
+    converters made of another setting; a head's own sizes are always stated."""
+    rank, pe = s.integer("attention.kv_lora_rank", high=1 << 16), s.integer("rope.dimension_count", high=1024)
+    s.only("attention.key_length", rank + pe)
+    s.integer("attention.value_length", rank)
+    s.number("rope.freq_base", 1e4)  # of what does not turn
+    head, value = (s.integer(f"attention.{part}_length_mla", high=4096) for part in ("key", "value"))
+    return _latent_spec(s, rank, pe, head, value)
 
 
 def read_turned_latent(s: Settings) -> tuple[LatentSpec, RopeSpec]:
@@ -44,8 +51,15 @@ def read_turned_latent(s: Settings) -> tuple[LatentSpec, RopeSpec]:
     return replace(latent, scale=latent.scale * grown**2), replace(rope, yarn=replace(rope.yarn, magnitude=1.0))
 
 
-def latent_attention(d: Decoder, x: Value, rope: RopeSpec | None) -> Value:
-    """x plus the latent attention of one layer."""
+def _latent_spec(s: Settings, rank: int, pe: int, head: int, value: int) -> LatentSpec:
+    if head <= pe:
+        raise FileFormatError(f"{s.arch}: heads of {head} have no part beside the {pe} that all heads share")
+    q_rank = s.integer("attention.q_lora_rank", 0, low=0, high=1 << 16)
+    return LatentSpec(q_rank, rank, head - pe, pe, value, head**-0.5)
+
+
+def latent_attention(d: Decoder, x: Value, rope: RopeSpec | None, layer: int) -> Value:
+    """x plus the latent attention of one layer, whose rows are layer `layer` of state group 0."""
     spec, latent, b = d.spec, d.spec.latent, d.b
     assert latent is not None
     heads, rank, nope, value = spec.heads, latent.rank, latent.nope, latent.value
@@ -63,5 +77,5 @@ def latent_attention(d: Decoder, x: Value, rope: RopeSpec | None) -> Value:
         v_b = HeadWeights(b.weight(d.name("attn_v_b.weight"), heads, value, rank), heads, 0, value)
     o = Value("o", Rows.TOKENS, heads * value)
     row_norm = RMSNorm(b.weight(d.name("attn_kv_a_norm.weight"), rank), spec.norm_eps)
-    b.add(LatentAttend(q, c, o, row_norm, rope, k_b, v_b, latent.scale, b.layer))
+    b.add(LatentAttend(q, c, o, row_norm, rope, k_b, v_b, latent.scale, layer))
     return d.close(o, "attn_output", x)

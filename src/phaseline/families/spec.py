@@ -32,6 +32,16 @@ class LatentSpec:
 
 
 @dataclass(frozen=True)
+class DeltaSpec:
+    """Sizes of delta attention, and which layers have it."""
+
+    heads: int
+    dim: int  # of a head
+    taps: int  # latest rows that a convolution reads, its own included
+    layers: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """Sizes of a decoder. Lengths are in tokens, widths in elements."""
 
@@ -48,6 +58,7 @@ class ModelSpec:
     rope: RopeSpec | None = None
     moe: MoeSpec | None = None
     latent: LatentSpec | None = None
+    delta: DeltaSpec | None = None
 
 
 class Settings:
@@ -79,14 +90,22 @@ class Settings:
 
     def flags(self, key: str) -> tuple[bool, ...] | None:
         """A list of yes and no; None where there is no list."""
-        value = self._values.get(key)
-        if isinstance(value, memoryview):  # an array of a GGUF file
-            value = value.tolist()
-        if not isinstance(value, list):
+        value = self._list(key)
+        if value is None:
             return None
         self._read.add(key)
         if not all(isinstance(flag, bool) for flag in value):
             raise FileFormatError(f"{self._prefix}{key} must hold true and false alone, not {value!r:.80}")
+        return tuple(value)
+
+    def integers(self, key: str, count: int, *, low: int = 0, high: int = 1 << 24) -> tuple[int, ...]:
+        """A list of `count` whole numbers within [low, high]."""
+        self._read.add(key)
+        value = self._list(key)
+        if value is None or len(value) != count or not all(type(n) is int and low <= n <= high for n in value):
+            found = self._values.get(key, "missing") if value is None else value
+            wanted = f"a list of {count} whole numbers from {low} to {high}"
+            raise FileFormatError(f"{self._prefix}{key} must be {wanted}; it is {found!r:.80}")
         return tuple(value)
 
     def only(self, key: str, *accepted: object) -> Any:
@@ -105,6 +124,13 @@ class Settings:
         if unknown:
             known = ", ".join(sorted(self._read))
             raise UnsupportedError(f"unknown setting {self._prefix}{unknown[0]}; supported: {known}")
+
+    def _list(self, key: str) -> list[Any] | None:
+        """None where the value is no list."""
+        value = self._values.get(key)
+        if isinstance(value, memoryview):  # an array of a GGUF file
+            value = value.tolist()
+        return value if isinstance(value, list) else None
 
     def _get(self, key: str, default: Any) -> Any:
         self._read.add(key)

@@ -75,6 +75,13 @@ class Builder:
         self._used.add(name)
         return info
 
+    def aligned(self, name: str, *shape: int) -> TensorInfo:
+        """The same where files have more axes, of length one, before the last."""
+        info = self.tensors.get(name)
+        if info and info.shape[-1] == shape[-1] and [n for n in info.shape if n > 1] == [n for n in shape if n > 1]:
+            shape = info.shape
+        return self.weight(name, *shape)
+
     def has(self, name: str) -> bool:
         return name in self.tensors
 
