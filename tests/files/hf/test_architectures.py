@@ -25,6 +25,13 @@ DEEPSEEK = BASE | {
     **{"n_group": 2, "topk_group": 1, "kv_lora_rank": 16, "q_lora_rank": None, "qk_nope_head_dim": 8},
     **{"qk_rope_head_dim": 8, "v_head_dim": 8, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
 }
+KIMI: dict[str, Any] = {
+    **{"model_type": "kimi_linear", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 5},
+    **{"num_attention_heads": 4, "vocab_size": 64, "model_max_length": 256, "rms_norm_eps": 1e-5, "num_experts": 6},
+    **{"num_experts_per_token": 2, "moe_intermediate_size": 16, "num_shared_experts": 1, "routed_scaling_factor": 2.5},
+    **{"moe_renormalize": True, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8},
+}
+KIMI_OWN = {"num_heads": 4, "head_dim": 8, "short_conv_kernel_size": 4}
 GPT2 = {
     **{"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "vocab_size": 64},
     **{"layer_norm_epsilon": 1e-5, "activation_function": "gelu_new", "n_ctx": 64},
@@ -52,6 +59,58 @@ def test_gemma_3_in_either_spelling() -> None:
     assert found["attention.scale"] == 0.25
     plain = keys(GEMMA)
     assert (plain["rope.freq_base"], plain["rope.freq_base_swa"]) == (1e6, 1e4) and "rope.scaling.type" not in plain
+
+
+def test_kimi_linear_as_published_and_as_resaved() -> None:
+    """Also what only published folders say and the forward pass does not read."""
+    own = KIMI_OWN | {"full_attn_layers": [3, 5], "kda_layers": [4, 1, 2]}
+    rest = {"mla_use_nope": True, "moe_router_activation_func": "sigmoid", "first_k_dense_replace": 2}
+    rest |= {"num_expert_group": 1, "topk_group": 1, "use_grouped_topk": True, "num_nextn_predict_layers": 0}
+    published = keys(KIMI, linear_attn_config=own, rope_theta=1e4, rope_scaling=None, head_dim=72, **rest)
+    kinds = ["linear_attention", "linear_attention", "full_attention", "linear_attention", "full_attention"]
+    sizes = {"linear_num_heads": 4, "linear_head_dim": 8, "linear_conv_kernel_dim": 4, "layer_types": kinds}
+    assert published == keys(KIMI, **sizes, mlp_layer_types=["dense", "dense", "sparse", "sparse", "sparse"])
+    assert published["attention.head_count_kv"] == [0, 0, 1, 0, 1] and published["leading_dense_block_count"] == 2
+    assert (published["kda.head_dim"], published["ssm.conv_kernel"]) == (8, 4)
+    unlisted = keys(KIMI, **{key: value for key, value in sizes.items() if key != "layer_types"})
+    assert unlisted["attention.head_count_kv"] == [0, 0, 0, 0, 1] and unlisted["leading_dense_block_count"] == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"hidden_act": "situ"}, UnsupportedError, "hidden_act = 'situ'"),
+        ({"mla_use_nope": False}, UnsupportedError, "mla_use_nope = False"),
+        ({"routed_expert_hidden_size": 16}, UnsupportedError, "unknown setting 'routed_expert_hidden_size'"),
+        ({"linear_attn_config": KIMI_OWN}, FileFormatError, "full_attn_layers is missing"),
+        (
+            {"linear_attn_config": KIMI_OWN | {"full_attn_layers": [3], "kda_layers": [1, 2, 3]}},
+            FileFormatError,
+            "must name each of 5 layers once",
+        ),
+        (
+            {"linear_attn_config": KIMI_OWN | {"full_attn_layers": [0], "kda_layers": []}},
+            FileFormatError,
+            "whole numbers from 1 to 5",
+        ),
+        (
+            {"linear_attn_config": KIMI_OWN | {"full_attn_layers": [], "kda_layers": [], "gate_lower_bound": -5.0}},
+            UnsupportedError,
+            "unknown setting 'gate_lower_bound'",
+        ),
+        (
+            {"linear_attn_config": KIMI_OWN | {"num_heads": 2, "full_attn_layers": [], "kda_layers": []}},
+            UnsupportedError,
+            "num_heads = 2",
+        ),
+        ({"layer_types": ["full_attention"] * 4}, FileFormatError, "layer_types must name"),
+        ({"mlp_layer_types": ["sparse", "dense", *["sparse"] * 3]}, FileFormatError, "a dense layer behind"),
+    ],
+)
+def test_what_kimi_linear_is_not(changes: dict[str, Any], error: type[Exception], message: str) -> None:
+    sizes = {"linear_num_heads": 4, "linear_head_dim": 8, "linear_conv_kernel_dim": 4}
+    with pytest.raises(error, match=message):
+        keys(KIMI | sizes | changes)
 
 
 def test_experts_are_counted_in_either_spelling() -> None:

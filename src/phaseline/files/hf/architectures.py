@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from phaseline.errors import UnsupportedError
-from phaseline.files.hf import deepseek, dense, gemma3, sparse
+from phaseline.files.hf import deepseek, dense, gemma3, kimi, sparse
 from phaseline.files.hf.config import HARMLESS, Config
 from phaseline.files.hf.layout import Layout
 
@@ -14,6 +14,7 @@ _LAYOUTS: Mapping[str, Callable[[Config], Layout]] = MappingProxyType(
         "deepseek_v3": deepseek.deepseek_v3,
         "gemma3_text": gemma3.gemma3,
         "gpt2": dense.gpt2,
+        "kimi_linear": kimi.kimi_linear,
         "llama": dense.llama,
         "mistral": dense.mistral,
         "mixtral": sparse.mixtral,

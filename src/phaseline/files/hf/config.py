@@ -85,6 +85,14 @@ class Config:
             raise FileFormatError(f"{self.where}: {key} is {value!r:.80}; a list of texts is needed")
         return value
 
+    def integers(self, key: str, *, low: int = 1, high: int = _HIGH) -> list[int]:
+        """A list of whole numbers within [low, high]."""
+        value = self._get(key, None)
+        if not isinstance(value, list) or not all(type(n) is int and low <= n <= high for n in value):
+            wanted = f"a list of whole numbers from {low} to {high}"
+            raise FileFormatError(f"{self.where}: {key} is {value!r:.80}; {wanted} is needed")
+        return value
+
     def inner(self, key: str) -> "Config | None":
         """The settings inside an object; None if it is absent."""
         self._read.add(key)

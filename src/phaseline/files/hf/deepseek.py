@@ -5,14 +5,14 @@ deepseek2. Rotated parts are stored as neighbours in either place.
 from typing import Any
 
 from phaseline.files.hf.config import Config
-from phaseline.files.hf.dense import NAMES
+from phaseline.files.hf.dense import NAMES as DENSE
 from phaseline.files.hf.layout import Layout
 from phaseline.files.hf.rope import read_rope
 from phaseline.files.hf.sparse import EXPERTS
 
-_SOFTMAX, _SIGMOID = 1, 2  # GGUF's numbers of gating functions
-_NAMES = {
-    **{name: target for name, target in NAMES.items() if ".self_attn." not in name},
+SOFTMAX, SIGMOID = 1, 2  # GGUF's numbers of gating functions
+NAMES = {
+    **{name: target for name, target in DENSE.items() if ".self_attn." not in name},
     **EXPERTS,
     "model.layers.*.mlp.gate.e_score_correction_bias": "blk.*.exp_probs_b.bias",
     "model.layers.*.mlp.shared_experts.gate_proj": "blk.*.ffn_gate_shexp",
@@ -37,7 +37,7 @@ def deepseek_v2(config: Config) -> Layout:
     if not grouped:
         config.ignore("n_group", "topk_group")
     keys = _groups(config) if grouped else {}
-    return _layout(config, keys | {"expert_gating_func": _SOFTMAX, "expert_weights_norm": False})
+    return _layout(config, keys | {"expert_gating_func": SOFTMAX, "expert_weights_norm": False})
 
 
 def deepseek_v3(config: Config) -> Layout:
@@ -46,7 +46,7 @@ def deepseek_v3(config: Config) -> Layout:
     config.only("scoring_func", "sigmoid")
     config.only("rope_interleave", True)
     norm = config.flag("norm_topk_prob", True)
-    return _layout(config, _groups(config) | {"expert_gating_func": _SIGMOID, "expert_weights_norm": norm})
+    return _layout(config, _groups(config) | {"expert_gating_func": SIGMOID, "expert_weights_norm": norm})
 
 
 def _groups(config: Config) -> dict[str, Any]:
@@ -88,7 +88,7 @@ def _layout(config: Config, router: dict[str, Any]) -> Layout:
     return Layout(
         "deepseek2",
         keys | router | {f"rope.{key}": value for key, value in rope.items()},
-        _NAMES,
+        NAMES,
         config.integer("vocab_size"),
         config.flag("tie_word_embeddings", False),
         experts=experts,

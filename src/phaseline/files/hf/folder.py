@@ -128,7 +128,7 @@ class HFFolder:
             raise FileFormatError(f"{self.path}: tensor {pieces[0]!r:.200}: {error}") from None
         if -1 not in by_place:
             shape = (experts, *shape)
-        format = FORMATS["F32" if rule.plus else first.dtype]
+        format = FORMATS["F32" if rule.change else first.dtype]
         return _Source(TensorInfo(target, shape, format, math.prod(shape) * format.bytes), first.dtype, pieces, rule)
 
     def _check(self, layout: Layout) -> None:
@@ -143,16 +143,16 @@ class HFFolder:
 
     def _read(self, source: "_Source") -> NDArray[np.uint8]:
         """The bytes of a tensor as GGUF has it: mapped if they are so in the file, else made now."""
-        if not source.rule.move and not source.rule.plus and len(source.pieces) == 1:
+        if not source.rule.move and not source.rule.change and len(source.pieces) == 1:
             return self._shards.array(source.pieces[0])
         out = [self._rearranged(source, piece) for piece in source.pieces]
         return out[0] if len(out) == 1 else np.concatenate(out)
 
     def _rearranged(self, source: "_Source", piece: str) -> NDArray[np.uint8]:
         flat = self._shards.array(piece)
-        if source.rule.plus:
+        if source.rule.change:
             rows = FORMATS[source.dtype].decode_rows(flat.reshape(1, -1))
-            return (rows + np.float32(source.rule.plus)).view(np.uint8).reshape(-1)
+            return source.rule.change(rows).view(np.uint8).reshape(-1)
         if not source.rule.move:
             return flat
         words = flat.view(_WORDS[source.dtype]).reshape(self._shards.tensors[piece].shape)

@@ -41,7 +41,7 @@ def gemma3(config: Config) -> Layout:
         "attention.scale": config.number("query_pre_attn_scalar") ** -0.5,
         "rope.freq_base_swa": base,
     }
-    norms = {name: Rule(target, plus=1.0) for name, target in _NORMS.items()}
+    norms = {name: Rule(target, change=lambda values: values + 1) for name, target in _NORMS.items()}
     vocab, tied = config.integer("vocab_size"), config.flag("tie_word_embeddings", True)
     return Layout("gemma3", keys, {**NAMES, **norms}, vocab, tied)
 

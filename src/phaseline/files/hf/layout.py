@@ -22,11 +22,11 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Where a tensor goes: its name in GGUF, `*` for a layer's number; `plus` is added to each value, in float32."""
+    """Where a tensor goes: its name in GGUF, `*` for a layer's number; `change` is made to its values, in float32."""
 
     target: str
     move: Move | None = None
-    plus: float = 0.0
+    change: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None = None
 
 
 Names = Mapping[str, str | Rule]

@@ -16,7 +16,7 @@ EXPERTS = {
     "model.layers.*.mlp.experts.*.up_proj": "blk.*.ffn_up_exps",
     "model.layers.*.mlp.experts.*.down_proj": "blk.*.ffn_down_exps",
 }
-_MIXTRAL = {
+MIXTRAL = {
     "model.layers.*.block_sparse_moe.gate": "blk.*.ffn_gate_inp",
     "model.layers.*.block_sparse_moe.experts.*.w1": "blk.*.ffn_gate_exps",
     "model.layers.*.block_sparse_moe.experts.*.w3": "blk.*.ffn_up_exps",
@@ -26,7 +26,7 @@ _MIXTRAL = {
 
 def mixtral(config: Config) -> Layout:
     """Mixtral is Llama with experts; the weights of those chosen always add up to one."""
-    layout = decoder(config, "llama", turned=True, more=_MIXTRAL, base=1e6)
+    layout = decoder(config, "llama", turned=True, more=MIXTRAL, base=1e6)
     refuse_window(config, layout)
     return _with_experts(config, layout, "num_local_experts")
 
