@@ -108,7 +108,9 @@ def test_merges_apply_in_their_order_within_a_word() -> None:
     assert [tokenizer.token_text(id) for id in tokenizer.encode("abc a bc")] == ["a", "bc", "Ġa", "Ġ", "bc"]
 
 
-@pytest.mark.parametrize(("pre", "texts"), [("llama-bpe", ["hello"]), ("qwen2", ["he", "l", "l", "o"])])
+@pytest.mark.parametrize(
+    ("pre", "texts"), [("llama-bpe", ["hello"]), ("kimi-k2", ["hello"]), ("qwen2", ["he", "l", "l", "o"])]
+)
 def test_a_word_in_the_vocabulary_needs_no_merges_where_the_rule_says_so(pre: str, texts: list[str]) -> None:
     tokenizer = Tokenizer.from_metadata(tiny_metadata("hello", pre=pre, merges=["h e"], add_bos_token=False))
     assert [tokenizer.token_text(id) for id in tokenizer.encode("hello")] == texts

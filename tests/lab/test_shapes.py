@@ -12,9 +12,10 @@ from phaseline.lab.hf_config import KINDS, shape_from_config
 from phaseline.lab.shapes import Shape, shape_from_params, shape_from_program
 from phaseline.program.cost import decode_work, prefill_work, step_cost, weight_bytes
 from phaseline.program.ir import Program, Rows, Value
-from phaseline.program.ops import Attend
+from phaseline.program.ops import Attend, DeltaAttend, Route
 from phaseline.program.state import PagedKV, SlidingKV
 from support.deepseek import write_deepseek
+from support.kimi import write_kimi
 from support.models import half_windowed
 from support.sparse import write_sparse
 from support.tiny import write_llama
@@ -244,6 +245,22 @@ def test_a_program_with_some_windows_costs_what_its_operations_cost(tmp_path: Pa
         assert shape.pairs(span.start, span.n) * shape.pair_flops == flops
     assert shape.reach(context) * shape.pair_flops == sum(op.cost(decode_work(context - 1)).flops for op in attends)
     assert shape.reach(context, 17) == (context + min(context, 57)) / 2
+
+
+def test_what_a_program_carries_on_does_not_grow_with_the_context(tmp_path: Path) -> None:
+    """Of delta attention: state and window, in float32 whatever type other state has; by its own arithmetic short."""
+    with open_gguf(write_kimi(tmp_path / "tiny.gguf")) as file:
+        program = model_program(file)[1]
+    shape = shape_from_program(program, "tiny", kv_element_bytes=1)
+    assert (shape.kv_bytes, shape.stream_bytes) == (80, 4 * 4 * (4 * 16 * 16 + 3 * 3 * 64))
+    assert shape.pair_flops == 2 * 4 * (80 + 64) and shape.experts == 8
+    work = decode_work(99, kv_bytes=1)
+    assert step_cost(program, work).state_bytes == 2 * shape.stream_bytes + 101 * shape.kv_bytes
+    delta = sum(op.cost(work).flops for op in program.ops if isinstance(op, DeltaAttend))
+    routing = sum(op.cost(work).flops for op in program.ops if isinstance(op, Route))
+    flops = step_cost(program, work).flops
+    assert flops - delta - routing == 2 * shape.row.params + 100 * shape.pair_flops
+    assert shape.total.bytes == pytest.approx(weight_bytes(program))
 
 
 def test_windows_of_several_lengths_are_more_than_the_calculator_knows() -> None:

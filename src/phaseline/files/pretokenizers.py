@@ -105,7 +105,7 @@ _RULES: Mapping[Splitting, tuple[str, ...]] = {
     Splitting(_DEEPSEEK_V3): ("deepseek-v3",),
     Splitting((_cased(1),), whole_words=True, add_bos=True): ("tekken",),
     Splitting((_cased(3, ending=f"(?:{_CONTRACTED})?"),)): ("gpt-4o", "llama4"),
-    Splitting((_KIMI,)): ("kimi-k2",),
+    Splitting((_KIMI,), whole_words=True): ("kimi-k2",),
 }
 SPLITTINGS: Mapping[str, Splitting] = MappingProxyType({name: rule for rule, names in _RULES.items() for name in names})
 

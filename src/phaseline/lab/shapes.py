@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from phaseline.errors import RequestError, UnsupportedError
 from phaseline.lab.calculator import check_positive, distinct_experts
 from phaseline.program.ir import Program, Rows
-from phaseline.program.ops import Attend, Embed, Experts, LatentAttend, Span
-from phaseline.program.state import SlidingKV, StateSpec
+from phaseline.program.ops import Attend, DeltaAttend, Embed, Experts, LatentAttend, Span
+from phaseline.program.state import Recurrent, SlidingKV, StateSpec
 
 LATENT_NOTE = "latent attention runs absorbed in decode and expanded (for free) in prefill; its cache rows"
+DELTA_NOTE = "the delta rule's own arithmetic is left out; its state is float32, read and written by each step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,7 @@ def shape_from_program(
                 continue
             counted.add(tensor.name)
             size = math.prod(tensor.shape)
-            params = size if len(tensor.shape) > 1 else 0
+            params = size if len(tensor.shape) > 1 and not isinstance(op, DeltaAttend) else 0
             weights = Weights(params, tensor.nbytes if weight_bits is None else size * weight_bits / 8)
             if isinstance(op, Experts) and tensor in op.matrices:
                 expert += weights * (1 / experts)
@@ -180,13 +181,15 @@ def shape_from_program(
     latents = [op for op in program.ops if isinstance(op, LatentAttend)]
     plain = sum(4.0 * op.heads * op.head_dim for op in attends)
     group = max((op.heads / op.kv_heads for op in attends), default=1.0)
+    carried = [spec for spec in program.state if isinstance(spec, Recurrent)]
+    notes = [DELTA_NOTE] if carried else []
     stored = "as the file stores them" if weight_bits is None else f"in {weight_bits:g} bits each"
     return Shape(
         name=name,
         every_row=every,
         wanted=wanted,
         held=held,
-        kv_bytes=sum(map(_elements, program.state)) * kv_element_bytes,
+        kv_bytes=sum(_elements(spec) for spec in program.state if spec not in carried) * kv_element_bytes,
         pair_flops=plain + sum(2.0 * op.heads * (op.c.width + op.rank) for op in latents),
         prefill_pair_flops=plain + sum(2.0 * (op.q.width + op.out.width) for op in latents),
         group=max(group, *(float(op.heads) for op in latents)) if latents else group,
@@ -197,9 +200,11 @@ def shape_from_program(
         context=program.context,
         window=window,
         windowed=windowed,
+        stream_bytes=4 * sum(map(_elements, carried)),
         assumptions=(
             f"weights are {stored}",
             f"{LATENT_NOTE if latents else 'keys and values'} take {kv_element_bytes:g} bytes an element, unpadded",
+            *notes,
         ),
     )
 
