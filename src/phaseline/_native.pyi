@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 PAGE: int
+MAX_TAPS: int
 
 def levels() -> list[str]: ...
 def known_levels() -> list[str]: ...
@@ -54,7 +55,7 @@ class Plan:
     def __init__(self, team: Team, level: str, max_rows: int, max_wanted: int) -> None: ...
     @property
     def level(self) -> str: ...
-    def add_group(self, pages: int, window: int | None = None) -> None: ...
+    def add_group(self, pages: int, window: int | None = None, recurrent: bool = False) -> None: ...
     def add_value(self, width: int, wanted: bool, column: int) -> int: ...
     def add_output(self, width: int) -> int: ...
     def add_embed(self, table: Matrix, out: int, scale: float, positions: Matrix | None, layer: int) -> None: ...
@@ -142,6 +143,27 @@ class Plan:
         magnitude: float,
         halves: bool,
         scale: float,
+        layer: int,
+    ) -> None: ...
+    def add_delta(
+        self,
+        q: int,
+        k: int,
+        v: int,
+        decay: int,
+        beta: int,
+        gate: int,
+        out: int,
+        state: NDArray[Any],
+        window: NDArray[Any],
+        group: int,
+        delta_layer: int,
+        taps: NDArray[np.float32],
+        rate: Sequence[float],
+        shift: Sequence[float],
+        lowest: float | None,
+        unit_eps: float,
+        norm: Norm,
         layer: int,
     ) -> None: ...
     def seal(self) -> None: ...

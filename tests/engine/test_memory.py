@@ -5,7 +5,7 @@ import pytest
 from phaseline.engine.memory import Fit, fit
 from phaseline.errors import CapacityError
 from phaseline.program.ir import Program, Rows, Value
-from phaseline.program.state import PagedKV, SlidingKV, StateSpec
+from phaseline.program.state import PagedKV, Recurrent, SlidingKV, StateSpec
 
 KIB, MIB = 1 << 10, 1 << 20
 RESERVE = 256 * MIB
@@ -66,6 +66,24 @@ def test_a_model_that_keeps_everything_has_what_the_memory_holds() -> None:
     fits = room(PAGE * 3 * KIB * 100, GLOBAL)
     assert (fits.context, fits.pages) == (100 * PAGE, [100])
     assert room(1 << 40, GLOBAL, max_running=3).pages == [3 * CONTEXT // PAGE]
+
+
+def test_snapshots_are_float32_and_three_for_each_sequence() -> None:
+    """Two while a step runs, one to resume from; vectors are padded to sixteen. The rest goes to keys and values."""
+    carried = Recurrent(2, (("state", (4, 24, 24)), ("window", (3, 40))), 64)
+    page = 2 * (4 * 24 * 32 + 3 * 48) * 4
+    for kv_type in ("bf16", "f32"):
+        fits = fit(program(GLOBAL, carried), memory=RESERVE + 64 * MIB, kv_type=kv_type, max_running=5, context=1024)
+        assert fits.groups[1].page_bytes == page and fits.pages[1] == 5 * 3
+        assert (
+            fits.pages[0] == 5 * 1024 // PAGE
+            and fits.stream(1024) == 2 * page + 1024 // PAGE * fits.groups[0].page_bytes
+        )
+    fits = room(PAGE * 3 * KIB * 100 + 4 * 3 * page, GLOBAL, carried, max_running=4)
+    assert (fits.context, fits.pages) == (100 * PAGE, [100, 12])
+    assert room(1 << 40, carried, max_running=2).pages == [6] and room(1 << 40, carried).context == CONTEXT
+    with pytest.raises(CapacityError, match="does not fit"):
+        room(3 * page - 1, carried, context=1)
 
 
 @pytest.mark.parametrize("context", [0, -1, CONTEXT + 1])

@@ -71,10 +71,16 @@ void begin(Plan& plan, View<const int32_t, 1> tokens, View<const int32_t, 2> seg
         next += s.rows;
         if (s.slot < 0 || size_t(s.slot) >= step.slots) refuse("a segment's slot is outside the page table");
         const long used = (long(s.start) + s.rows + PAGE - 1) / PAGE;
-        if (used > long(step.max_pages)) refuse("a segment is longer than its page list");
         for (size_t g = 0; g < plan.groups().size(); g++) {
             const Plan::Group& group = plan.groups()[g];
             const int32_t* list = step.pages_of(int(g), s.slot);
+            if (group.recurrent) {
+                if (step.max_pages < 2) refuse("a recurrent state needs a page to read and a page to write");
+                if (list[0] >= group.pages || list[1] < 0 || list[1] >= group.pages || list[0] == list[1])
+                    refuse("a segment's pages of recurrent state are not two of its group's");
+                continue;
+            }
+            if (used > long(step.max_pages)) refuse("a segment is longer than its page list");
             for (long p = group.first_page(s.start); p < used; p++)
                 if (list[p] < 0 || list[p] >= group.pages) refuse("a segment's page list does not cover it");
         }
@@ -122,10 +128,24 @@ LatentLayer latent_layer(nb::ndarray<nb::ndim<4>, nb::c_contig>& rows, int layer
     return kv;
 }
 
+template <int N> using Memory = nb::ndarray<float, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
+
+DeltaLayer delta_layer(Memory<5>& state, Memory<4>& window, int layer, int heads, int dim, int taps) {
+    const DeltaLayer of{state.data() + size_t(layer) * size_t(state.stride(1)),
+                        window.data() + size_t(layer) * size_t(window.stride(1)), size_t(state.stride(0)),
+                        size_t(window.stride(0)), window.shape(3), heads, dim, taps};
+    if (size_t(layer) >= state.shape(1) || size_t(layer) >= window.shape(1) || state.shape(2) != size_t(heads) ||
+        state.shape(3) != size_t(dim) || state.shape(4) != size_t(of.strips() * PANEL) ||
+        window.shape(2) != size_t(taps - 1) || window.shape(3) < 3 * size_t(heads * dim))
+        throw nb::value_error("the state's arrays do not have the shape that the kernels want");
+    return of;
+}
+
 }  // namespace
 
 NB_MODULE(_native, m) {
     m.attr("PAGE") = PAGE;
+    m.attr("MAX_TAPS") = MAX_TAPS;
     m.def("levels", [] {
         std::vector<std::string> names;
         for (const char* name : LEVELS)
@@ -166,10 +186,10 @@ NB_MODULE(_native, m) {
             new (self) Plan(team, level_kernels(level), max_rows, max_wanted);
         }, "team"_a, "level"_a, "max_rows"_a, "max_wanted"_a, nb::keep_alive<1, 2>())
         .def_prop_ro("level", [](const Plan& p) { return std::string(p.kernels().name); })
-        .def("add_group", [](Plan& p, int pages, std::optional<int> window) {
+        .def("add_group", [](Plan& p, int pages, std::optional<int> window, bool recurrent) {
             if (window && *window < 1) throw nb::value_error("a window holds at least its own position");
-            p.add_group({pages, window.value_or(EVERYTHING)});
-        }, "pages"_a, "window"_a = nb::none())
+            p.add_group({pages, window.value_or(EVERYTHING), recurrent});
+        }, "pages"_a, "window"_a = nb::none(), "recurrent"_a = false)
         .def("add_value", &Plan::add_value, "width"_a, "wanted"_a, "column"_a)
         .def("add_output", &Plan::add_output, "width"_a)
         .def("add_embed", [](Plan& p, const Matrix& table, int out, float scale, const Matrix* positions, int layer) {
@@ -235,6 +255,22 @@ NB_MODULE(_native, m) {
                                group, heads, norm, std::move(k_b), std::move(v_b), turned, halves, angles_at, scale}), layer);
         }, "q"_a, "c"_a, "out"_a, "rows"_a, "group"_a, "latent_layer"_a, "k_b"_a, "v_b"_a, "norm"_a, "frequencies"_a,
            "magnitude"_a, "halves"_a, "scale"_a, "layer"_a, nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>())
+        .def("add_delta", [](Plan& p, int q, int k, int v, int decay, int beta, int gate, int out, Memory<5> state,
+                             Memory<4> window, int group, int delta_layer_index, View<const float, 2> taps,
+                             std::vector<float> rate, std::vector<float> shift, std::optional<float> lowest,
+                             float unit_eps, const NormWeights& norm, int layer) {
+            const int heads = int(p.value(beta).rows.stride), width = int(p.value(q).rows.stride);
+            if (group < 0 || size_t(group) >= p.groups().size() || !p.groups()[size_t(group)].recurrent)
+                throw nb::value_error("no such group of recurrent state");
+            if (taps.shape(0) < 1 || taps.shape(0) > MAX_TAPS || taps.shape(1) != 3 * size_t(width) ||
+                rate.size() != size_t(heads) || shift.size() != size_t(width) || norm.weight.size() * size_t(heads) != size_t(width))
+                throw nb::value_error("the weights do not have the shapes that the kernels want");
+            p.add(make_delta({&p.value(q), &p.value(k), &p.value(v), &p.value(decay), &p.value(beta), &p.value(gate),
+                              &p.value(out), delta_layer(state, window, delta_layer_index, heads, width / heads, int(taps.shape(0))),
+                              group, {taps.data(), taps.data() + taps.size()}, std::move(rate), std::move(shift),
+                              lowest.has_value(), lowest.value_or(0), unit_eps, norm}), layer);
+        }, "q"_a, "k"_a, "v"_a, "decay"_a, "beta"_a, "gate"_a, "out"_a, "state"_a, "window"_a, "group"_a, "delta_layer"_a,
+           "taps"_a, "rate"_a, "shift"_a, "lowest"_a.none(), "unit_eps"_a, "norm"_a, "layer"_a)
         .def("seal", &Plan::seal)
         .def("begin", &begin, "tokens"_a, "segments"_a, "wanted"_a, "pages"_a, "logits"_a, "vocab"_a)
         .def("run", &run, "first"_a, "last"_a, "by_row"_a = false, "experts_by_row"_a = false, "seconds"_a = nb::none())

@@ -98,6 +98,68 @@ struct LatentLayer {
     uint8_t* page(int p) const { return rows + size_t(p) * page_bytes; }
 };
 
+// One layer's part of recurrent pages, in floats. A head's state S[i][j] lies in strips of sixteen columns j, padded with
+// zeros: [head][strip][i][16]. The window holds the latest rows of q, k and v side by side, oldest first.
+struct DeltaLayer {
+    float *state, *window;
+    size_t state_page, window_page, window_row;  // from one page, one row to the next
+    int heads, dim, taps;
+    int strips() const { return (dim + PANEL - 1) / PANEL; }
+    float* head(int page, int h) const {
+        return state + size_t(page) * state_page + size_t(h) * size_t(strips()) * size_t(dim) * PANEL;
+    }
+    float* recent(int page, int row) const { return window + size_t(page) * window_page + size_t(row) * window_row; }
+};
+
+constexpr int MAX_TAPS = 8;  // rows of the longest convolution
+
+// What is the same for all rows of one head: see program/ops/delta.py.
+struct DeltaHead {
+    int dim, taps;
+    const float* mix[3];  // of q, k and v: tap i of channel c at i * taps_stride + c
+    size_t taps_stride;
+    const float* shift;
+    float rate;
+    bool bounded;         // lowest * sigmoid(-rate r), else rate * softplus(r)
+    float lowest;
+    float unit_eps;
+};
+
+// One head's part of a row as it comes, with the rows before it that its convolutions reach, oldest first.
+struct DeltaInput {
+    const float* recent[3][MAX_TAPS];  // q, k, v
+    const float* decay;
+    float beta;
+};
+
+// And as the recurrence takes it: q and k of their lengths, e^g, v, each padded to whole strips; sigmoid(beta); q . k.
+struct DeltaRow {
+    float* data;
+    int padded;
+    static size_t floats(int padded) { return 4 * size_t(padded) + PANEL; }
+    float* q() const { return data; }
+    float* k() const { return data + padded; }
+    float* fade() const { return data + 2 * padded; }
+    float* v() const { return data + 3 * padded; }
+    float& beta() const { return data[4 * padded]; }
+    float& both() const { return data[4 * padded + 1]; }
+};
+struct DeltaRows {
+    float* data;
+    int padded;
+    DeltaRow row(int r) const { return {data + size_t(r) * DeltaRow::floats(padded), padded}; }
+};
+
+// Rows of one sequence that go through some strips of one head's state.
+struct DeltaTile {
+    DeltaRows rows;
+    int count, dim;
+    int first_strip, end_strip;
+    const float* from;  // the state before
+    float* to;          // the state behind the last row; may be the same memory
+    RowsOut out;        // (count, dim): S^T q
+};
+
 constexpr int EVERYTHING = 0x7fffffff;
 
 // A tile of up to `tile_rows` queries of one segment that share key head `kv_head`. Query i (row * group + g) of the
@@ -164,6 +226,10 @@ struct Kernels {
     void (*merge)(Partial& a, const Partial& b, int count, int padded_dim);
     // Divide by the sums and write the tile's rows of `out`, `dim` elements of each query's `padded_dim`.
     void (*finish)(const QueryTile& t, const Partial& a, int dim, int padded_dim);
+    // One head of one row, ready for the recurrence; the recurrence; x *= sigmoid(g).
+    void (*delta_prepare)(const DeltaHead& h, const DeltaInput& in, DeltaRow out);
+    void (*delta)(const DeltaTile& t);
+    void (*gate)(const float* g, float* x, int n);
     // One row's choice, best first; scratch: route_scratch() floats.
     void (*route)(const RouteSpec& s, const float* logits, float* chosen, float* shares, float* scratch);
     // residual + the weighted answers, in their order.

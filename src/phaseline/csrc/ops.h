@@ -91,4 +91,16 @@ struct LatentSpec {
 };
 std::unique_ptr<Op> make_latent(LatentSpec spec);
 
+struct DeltaSpec {
+    Value *q, *k, *v, *decay, *beta, *gate, *out;
+    DeltaLayer memory;
+    int group;                // of the state
+    std::vector<float> taps;  // (taps, 3 heads dim), the oldest row's first
+    std::vector<float> rate, shift;  // of each head, and of each of its channels
+    bool bounded;
+    float lowest, unit_eps;
+    NormWeights norm;         // of a head's output, (dim,)
+};
+std::unique_ptr<Op> make_delta(DeltaSpec spec);
+
 }  // namespace phaseline

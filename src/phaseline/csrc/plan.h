@@ -96,9 +96,11 @@ class Plan {
     Plan(const Plan&) = delete;
     Plan& operator=(const Plan&) = delete;
 
-    // A state group: layers that share a page list. A step must cover the positions that its rows may read.
+    // A state group: layers that share a page list. A step must cover the positions that its rows may read; of a
+    // recurrent group its list names the page to read, below zero: none, and the page to write.
     struct Group {
         int pages, window;
+        bool recurrent;
         // The page of the oldest position that rows from `start` on read.
         int first_page(int start) const { return std::max(0, start - (window - 1)) / PAGE; }
     };

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from phaseline.errors import CapacityError
 from phaseline.execute.host import available_memory
-from phaseline.execute.native import KV_TYPES, NativeExecutor, packed_bytes, padded_state
+from phaseline.execute.native import NativeExecutor, element_type, packed_bytes, padded_state
 from phaseline.files.base import TensorInfo
 from phaseline.program.ir import Program
 from phaseline.program.state import Recurrent, StateSpec
@@ -82,7 +82,9 @@ def fit(
     budget = available_memory() if memory is None else memory
     weights = sum((_float32_bytes if decoded else packed_bytes)(w) for w in program.weights().values())
     groups = [
-        GroupFit(spec, sum(map(math.prod, padded_state(spec).arrays(size).values())) * KV_TYPES[kv_type].itemsize)
+        GroupFit(
+            spec, sum(map(math.prod, padded_state(spec).arrays(size).values())) * element_type(spec, kv_type).itemsize
+        )
         for spec in program.state
     ]
     room = budget - weights - _RESERVE

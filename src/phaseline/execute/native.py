@@ -19,6 +19,7 @@ from phaseline.program.ir import Program, Rows, Value
 from phaseline.program.ops import (
     Activation,
     Attend,
+    DeltaAttend,
     Embed,
     Experts,
     HeadWeights,
@@ -33,7 +34,7 @@ from phaseline.program.ops import (
     Route,
     SelectRows,
 )
-from phaseline.program.state import PagedKV, PagedLatent, SlidingKV, StateSpec
+from phaseline.program.state import PagedKV, PagedLatent, Recurrent, SlidingKV, StateSpec
 from phaseline.program.step import Step
 from phaseline.state.pool import Pool
 
@@ -61,12 +62,20 @@ def check_level(level: str) -> str:
 
 
 def padded_state(spec: StateSpec) -> StateSpec:
-    """A state group as the kernels lay it out: head size, or width of a latent, rounded up to whole vectors."""
+    """A state group as the kernels lay it out: what lies innermost rounded up to whole vectors."""
     if isinstance(spec, PagedKV):
         return replace(spec, head_dim=-(-spec.head_dim // 16) * 16)
     if isinstance(spec, PagedLatent):
         return replace(spec, width=-(-spec.width // 32) * 32)
+    if isinstance(spec, Recurrent):
+        parts = ((name, (*outer, -(-inner // 16) * 16)) for name, (*outer, inner) in spec.parts)
+        return replace(spec, parts=tuple(parts))
     raise UnsupportedError(f"no native kernel keeps {type(spec).__name__}")
+
+
+def element_type(spec: StateSpec, kv_type: str) -> np.dtype[Any]:
+    """What a state group's arrays hold: `kv_type` is for keys, values and latents; what is carried on is float32."""
+    return np.dtype(np.float32) if isinstance(spec, Recurrent) else KV_TYPES[kv_type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +131,12 @@ class NativeExecutor:
         except RuntimeError as error:  # std::system_error
             raise CapacityError(f"{threads} threads cannot be created: {error}; ask for fewer with --threads") from None
         counts = page_counts(program, pages)
-        self._pool = Pool([padded_state(s) for s in program.state], counts, self.page_size, KV_TYPES[kv_type])
+        types = [element_type(s, kv_type) for s in program.state]
+        self._pool = Pool([padded_state(s) for s in program.state], counts, self.page_size, types)
         self._plan = _native.Plan(self.team, self.level, max_rows, max_wanted or max_rows)
         for spec, count in zip(program.state, counts, strict=True):
-            self._plan.add_group(count, spec.window if isinstance(spec, SlidingKV) else None)
+            window = spec.window if isinstance(spec, SlidingKV) else None
+            self._plan.add_group(count, window, isinstance(spec, Recurrent))
         self._build(file)
 
     def forward(self, step: Step, pages: NDArray[np.int32]) -> NDArray[np.float32]:
@@ -233,6 +244,14 @@ class NativeExecutor:
                 n[op.q], n[op.c], n[op.out], rows, op.group, op.layer, weights.heads(op.k_b), weights.heads(op.v_b),
                 weights.norm(op.norm), frequencies, magnitude, halves, op.scale, layer,
             )  # fmt: skip
+        elif isinstance(op, DeltaAttend):
+            memory, decay = self._pool.groups[op.group], op.decay
+            self._plan.add_delta(
+                n[op.q], n[op.k], n[op.v], n[op.decay_input], n[op.beta], n[op.gate], n[op.out],
+                memory["state"], memory["window"], op.group, op.layer,
+                weights.taps(op.convolutions), weights.vector(decay.rate.name), weights.vector(decay.shift.name),
+                decay.lowest, op.unit_eps, weights.norm(op.norm), layer,
+            )  # fmt: skip
         else:
             raise UnsupportedError(f"no native kernel runs {type(op).__name__}")
 
@@ -277,6 +296,14 @@ class _Weights:
         self._file.release(info.name)
         return matrices
 
+    def taps(self, convolutions: Sequence[TensorInfo]) -> NDArray[np.float32]:
+        """Of several convolutions side by side, tap by tap: (taps, channels)."""
+        taps = convolutions[0].shape[-1]
+        if taps > _native.MAX_TAPS:
+            raise UnsupportedError(f"{convolutions[0].name}: {taps} taps, where kernels have up to {_native.MAX_TAPS}")
+        rows = [self._file.float32(w.name).reshape(-1, taps) for w in convolutions]
+        return np.ascontiguousarray(np.concatenate(rows).T)
+
     def vector(self, name: str) -> list[float]:
-        values: list[float] = self._file.float32(name).tolist()
+        values: list[float] = self._file.float32(name).reshape(-1).tolist()
         return values

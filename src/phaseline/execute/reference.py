@@ -23,7 +23,8 @@ class ReferenceExecutor:
         self.program = program
         self._dtype = np.dtype(dtype)
         self._weights = {name: file.float32(name).astype(dtype, copy=False) for name in program.weights()}
-        self._pool = Pool(program.state, page_counts(program, pages), self.page_size, dtype)
+        types = [dtype] * len(program.state)
+        self._pool = Pool(program.state, page_counts(program, pages), self.page_size, types)
 
     def forward(self, step: Step, pages: NDArray[np.int32]) -> NDArray[Any]:
         tokens, segments, wanted = step_arrays(step, self.program.context)

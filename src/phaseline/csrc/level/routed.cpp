@@ -17,9 +17,6 @@ Float load_padded(const float* p, int n, float rest) {
     return n >= LANES ? load(p) : first_lanes(n, load_first(p, n), splat(rest));
 }
 
-// e^x; what is not finite stays visible: times zero it is NaN.
-Float sound_exp(Float x) { return exp(x) + x * zero(); }
-
 void softmax(const float* x, int n, float* p) {
     const float low = -std::numeric_limits<float>::infinity();
     Float top = splat(low);

@@ -25,6 +25,9 @@ void store_latent(const phaseline::LatentLayer& kv, const float* x, int page, in
 void attend_latent(const phaseline::LatentLayer& kv, const phaseline::QueryTile& t, int split, phaseline::Partial& into,
                    float* scratch);
 void merge(phaseline::Partial& a, const phaseline::Partial& b, int count, int padded_dim);
+void delta_prepare(const phaseline::DeltaHead& h, const phaseline::DeltaInput& in, phaseline::DeltaRow out);
+void delta(const phaseline::DeltaTile& t);
+void gate(const float* g, float* x, int n);
 void route(const phaseline::RouteSpec& s, const float* logits, float* chosen, float* shares, float* scratch);
 void combine(const phaseline::Combination& c, float* out);
 void finish(const phaseline::QueryTile& t, const phaseline::Partial& a, int dim, int padded_dim);
