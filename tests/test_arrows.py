@@ -24,8 +24,9 @@ ALLOWED = {
     "machine": {"errors", "execute", "_native"},
     "engine": {"errors", "files", "program", "families", "state", "execute"},
     "lab": {"errors", "program", "machine"},
+    "serve": {"errors", "files", "execute", "engine"},
     "door": {"errors", "files", "engine"},
-    "cli": {"door", "errors", "files", "program", "families", "state", "execute", "machine", "engine", "lab"},
+    "cli": {"door", "errors", "files", "program", "families", "state", "execute", "machine", "engine", "serve", "lab"},
     "__main__": {"cli"},
 }
 # single modules that may import more than their room

@@ -7,19 +7,14 @@ from typing import Any
 import pytest
 
 from support.command import COMMAND, ENVIRONMENT, Run, Start
-from support.tiny import write_llama
-
-TEMPLATE = (
-    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant: {% endif %}"
-)
+from support.tiny import CHAT_TEMPLATE, write_llama
 
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A model with a chat template and room for an answer that takes seconds."""
     path = tmp_path_factory.mktemp("models") / "tiny.gguf"
-    return str(write_llama(path, context=1 << 17, extra={"tokenizer.chat_template": TEMPLATE}))
+    return str(write_llama(path, context=1 << 17, extra={"tokenizer.chat_template": CHAT_TEMPLATE}))
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,10 @@ from numpy.typing import NDArray
 
 BOS, EOS = 0, 1  # ids of <|bos|> and <|eos|>; the 256 byte tokens follow, then one token per merge
 SMALLEST_VOCAB = 258
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
 
 # Blocks that the gguf package reads but can't write: place of the f16 factor, place of the f16 factor of the minimum,
 # and the ratio of the two that gives values a mean of zero. IQ1_M's factor is scattered.

@@ -21,7 +21,11 @@ _UNITS = {"B": 1} | {
     for power, prefix in enumerate("KMGT", 1)
     for end in ("B", "iB", "")
 }
-_LOAD = ("threads", "chunk", "mode", "numerics", "context", "memory", "kv_type", "weights", "level", "itl_budget_ms")
+POLICIES = ("mixed", "prefill-first", "decode-first")
+_LOAD = (
+    *("threads", "chunk", "mode", "numerics", "context", "memory", "kv_type", "weights", "level", "itl_budget_ms"),
+    *("max_running", "policy"),
+)
 _SAMPLING = (
     *("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty", "stop", "ignore_eos", "seed"),
@@ -50,23 +54,22 @@ def add_memory_options(parser: argparse._ArgumentGroup) -> None:
 
 def add_engine_options(parser: argparse.ArgumentParser, *, mode_help: str = "how the prompt is read (chunk)") -> None:
     """How the model is run."""
-    group = add_common_options(parser, mode_help)
-    group.add_argument("--context", type=int, metavar="N", help="positions to make room for (the model's own limit)")
-    group.add_argument("--level", metavar="portable|avx2|avx512", help="instruction set (the widest that runs here)")
-    group.add_argument(
-        "--itl-budget",
-        type=float,
-        metavar="MS",
-        dest="itl_budget_ms",
-        help="while others decode, read only as much of a prompt per step as keeps their gaps below MS (all)",
-    )
-    add_memory_options(group)
+    _add_size_options(add_common_options(parser, mode_help))
+
+
+def add_serving_options(parser: argparse.ArgumentParser) -> None:
+    """How a model is run for many at once."""
+    group = parser.add_argument_group("engine")
+    _add_threads(group)
+    group.add_argument("--policy", choices=POLICIES, help="which phase goes first (mixed: both share a step)")
+    group.add_argument("--max-running", type=int, metavar="N", help="most completions in a step (16)")
+    _add_size_options(group)
 
 
 def add_common_options(parser: argparse.ArgumentParser, mode_help: str) -> "argparse._ArgumentGroup":
     """What every command about a model takes, so that one set of options fits them all."""
     group = parser.add_argument_group("engine")
-    group.add_argument("--threads", type=int, metavar="N", help="(the cores this process may use)")
+    _add_threads(group)
     group.add_argument("--mode", choices=MODES, help=mode_help)
     group.add_argument("--numerics", choices=NUMERICS, help="reference: numpy, float32 (fast)")
     group.add_argument("--seed", type=int, metavar="N", help="makes what is drawn at random repeatable")
@@ -120,6 +123,24 @@ def token_ids(text: str) -> list[int]:
         return [int(part) for part in text.split(",")] if text.strip() else []
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r:.80} is not a list of token ids such as 1,2,3") from None
+
+
+def _add_threads(group: "argparse._ArgumentGroup") -> None:
+    group.add_argument("--threads", type=int, metavar="N", help="(the cores this process may use)")
+
+
+def _add_size_options(group: "argparse._ArgumentGroup") -> None:
+    """How much is held, and how much is read at once."""
+    group.add_argument("--context", type=int, metavar="N", help="positions to make room for (the model's own limit)")
+    group.add_argument("--level", metavar="portable|avx2|avx512", help="instruction set (the widest that runs here)")
+    group.add_argument(
+        "--itl-budget",
+        type=float,
+        metavar="MS",
+        dest="itl_budget_ms",
+        help="while others decode, read only as much of a prompt per step as keeps their gaps below MS (all)",
+    )
+    add_memory_options(group)
 
 
 def _given(args: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from phaseline import __version__
 
-_COMMANDS = ("pull", "run", "chat", "measure", "explain", "lab", "guard", "report")
+_COMMANDS = ("pull", "run", "chat", "serve", "measure", "explain", "lab", "guard", "report")
 
 
 class Parser(argparse.ArgumentParser):

@@ -5,10 +5,10 @@ from collections.abc import Sequence as Seq
 
 from phaseline.engine.sampler import Sampler
 from phaseline.engine.sequence import Sequence
-from phaseline.engine.types import Delta, FinishReason, TokenLogprob
+from phaseline.engine.types import Delta, FinishReason, Progress, TokenLogprob
 from phaseline.files.text_stream import TextStream, TokenBytes
 
-Sink = Callable[[Delta | BaseException], None]
+Sink = Callable[[Delta | Progress | BaseException], None]
 
 
 class Completion:
@@ -29,6 +29,7 @@ class Completion:
         self.sequence = sequence
         self.sampler = sampler
         self.sink = sink
+        self.began: float | None = None  # when the first chunk of its prompt did, by the clock of `progress`
         self.prompt_logprobs: list[TokenLogprob | None] = []
         self._ends = ends
         # Stop strings, like the ids that end a text, count only once min_tokens are there.
@@ -55,6 +56,12 @@ class Completion:
     def end(self, reason: FinishReason) -> Delta:
         """The delta of a completion that ends without a further token."""
         return self._delta([], "", (), reason)
+
+    def progress(self, now: float) -> Progress:
+        """How much of the prompt has been read at `now`, in seconds."""
+        sequence, seconds = self.sequence, now - (now if self.began is None else self.began)
+        done = min(sequence.computed, sequence.prompt_len)
+        return Progress(sequence.request.id, done, sequence.prompt_len, sequence.cached, seconds)
 
     def _delta(self, tokens: list[int], text: str, logprobs: Seq[TokenLogprob], reason: FinishReason | None) -> Delta:
         if reason and self._text:

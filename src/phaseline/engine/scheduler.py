@@ -66,6 +66,7 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
         self.itl_budget = itl_budget
+        self.preemptions = 0  # since the start
         self._policy = policy_named(policy, itl_budget=itl_budget is not None)
         self._live: dict[str, list[Sequence]] = {}
         self._arrivals = 0
@@ -227,6 +228,7 @@ class Scheduler:
             counts.pop(youngest, None)
             self._release(youngest)
             youngest.preemptions += 1
+            self.preemptions += 1
             self.waiting.appendleft(youngest)
             if youngest is sequence:
                 sequence.blocked_at = self.table.free_pages

@@ -47,6 +47,8 @@ class Request:
     prompt: Sequence[int]
     params: SamplingParams = field(default_factory=SamplingParams)
     salt: bytes = b""  # prefix pages are shared only among equal salts
+    priority: int = 0  # lower goes first
+    progress: bool = False  # wants to be told how far its prompt is read
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +72,14 @@ class Delta:
     prompt_logprobs: Sequence[TokenLogprob | None] | None = None  # with the first delta only
     finish_reason: FinishReason | None = None
     cached_tokens: int = 0  # prompt tokens served from the prefix cache
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a request's prompt was read after a step: `done` of `total` tokens, `cached` of them without work."""
+
+    request_id: str
+    done: int
+    total: int
+    cached: int
+    seconds: float  # since the step began that read its first token

@@ -50,6 +50,7 @@ _RANGES: Mapping[str, _Range] = {
     "logprobs": _Range(0, 20, whole=True, optional=True),
     "prompt_logprobs": _Range(0, 20, whole=True, optional=True),
 }
+_PRIORITY = _Range(-_INT32, _INT32, whole=True)
 _BIAS = _Range(-100, 100)  # no infinities: -100 bans a token in practice, and a sum stays finite
 
 
@@ -60,6 +61,8 @@ def validate(request: Request, *, vocab: int, context: int) -> None:
     """
     _require(isinstance(request.id, str) and request.id != "", "id", request.id, "a string that is not empty")
     _require(isinstance(request.salt, bytes), "salt", request.salt, "bytes")
+    _require(_PRIORITY.accepts(request.priority), "priority", request.priority, str(_PRIORITY))
+    _require(isinstance(request.progress, bool), "progress", request.progress, "True or False")
     _validate_ids("prompt", request.prompt, vocab)
     _require(len(request.prompt) > 0, "prompt", request.prompt, "at least one token id")
     validate_params(request.params, vocab=vocab)

@@ -88,6 +88,11 @@ class PageTable:
         return sum(group.ids.count for group in self._groups)
 
     @property
+    def group_pages(self) -> list[int]:
+        """Pages of each group."""
+        return [group.ids.count for group in self._groups]
+
+    @property
     def free_pages(self) -> int:
         """Pages of all groups obtainable now: free ones and cached ones, which would be evicted."""
         return sum(group.ids.obtainable for group in self._groups)

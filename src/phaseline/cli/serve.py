@@ -1,0 +1,59 @@
+"""`phaseline serve`: an OpenAI-compatible server."""
+
+import argparse
+import os
+
+from phaseline.cli.options import add_model, add_serving_options, load_options
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Register `serve` and its options."""
+    parser = subparsers.add_parser(
+        "serve",
+        help="serve a model over HTTP, as OpenAI's clients expect it",
+        description="Serve a model over HTTP, as OpenAI's clients expect it. The first line on standard output says "
+        "where. SIGTERM or Ctrl-C let the answers under way end; a second one ends at once.",
+    )
+    add_model(parser)
+    group = parser.add_argument_group("server")
+    group.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1: this machine alone)")
+    group.add_argument("--port", type=int, metavar="N", default=8000, help="0: any that is free (8000)")
+    group.add_argument(
+        "--api-key",
+        action="append",
+        metavar="KEY",
+        help="ask for this key; may be given several times (PHASELINE_API_KEY, else none)",
+    )
+    group.add_argument("--max-queue", type=int, metavar="N", help="requests that may wait; 429 beyond (256)")
+    group.add_argument(
+        "--ttft-objective", type=float, metavar="S", help="refuse what can't start to answer within S (all are taken)"
+    )
+    group.add_argument("--request-timeout", type=float, metavar="S", help="most for a whole request (600)")
+    group.add_argument("--idle-timeout", type=float, metavar="S", help="most for a silent connection (60)")
+    group.add_argument("--drain-timeout", type=float, metavar="S", help="for answers under way when stopped (30)")
+    group.add_argument(
+        "--restart", action=argparse.BooleanOptionalAction, default=True, help="an engine that dies (yes)"
+    )
+    add_serving_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until told to stop."""
+    from phaseline.serve.config import ServeConfig
+    from phaseline.serve.server import run as serve
+
+    names = (
+        "host",
+        "port",
+        "max_queue",
+        "ttft_objective",
+        "request_timeout",
+        "idle_timeout",
+        "drain_timeout",
+        "restart",
+    )
+    given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    keys = args.api_key or [key for key in [os.environ.get("PHASELINE_API_KEY")] if key]
+    serve(ServeConfig(args.model, load_options(args), api_keys=tuple(keys), **given))
+    return 0

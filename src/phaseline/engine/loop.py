@@ -1,0 +1,304 @@
+"""The loop: requests in, one step after the other, what each step added out."""
+
+import secrets
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from numpy.typing import NDArray
+
+from phaseline.engine.completion import Completion, Sink
+from phaseline.engine.interrupts import Uninterrupted
+from phaseline.engine.prompts import token_ids
+from phaseline.engine.sampler import Sampler, prompt_logprobs, sample_batch
+from phaseline.engine.scheduler import Plan, Scheduler
+from phaseline.engine.sequence import Sequence
+from phaseline.engine.types import Delta, FinishReason, Progress, Request
+from phaseline.engine.validate import validate
+from phaseline.errors import PhaselineError, RequestError
+from phaseline.execute.base import Executor
+from phaseline.files.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """Whose rows a step had, and how long it took."""
+
+    prefill: list[tuple[str, int, int]]  # (request, first position, count) of each chunk
+    decode: list[tuple[str, int]]  # (request, which of its n completions)
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How busy an engine is. Reading it costs the same however long the queue is."""
+
+    running: int  # sequences
+    waiting: int  # requests, and sequences that were preempted
+    free_pages: int  # of all state groups, cached ones included
+    queued_prefill_tokens: int  # of prompts not begun, and left of those that are being read
+    cached_tokens: int  # prompt tokens that the prefix cache has served since the start
+    preemptions: int  # since the start
+
+
+class EngineLoop:
+    """Serves requests on one executor, batched continuously: `submit`, `step` and `abort`.
+
+    Threads may call them at once: a lock lets one step run at a time, and whoever steps puts everybody's deltas where
+    their owners find them. An interrupt stops a step's computation, never its bookkeeping. A step that fails ends every
+    live request with the executor's error; the engine goes on.
+    """
+
+    def __init__(self, executor: Executor, scheduler: Scheduler, tokenizer: Tokenizer | None = None) -> None:
+        self.executor = executor
+        self.scheduler = scheduler
+        self.tokenizer = tokenizer
+        self.last_step: StepRows | None = None  # None where the latest call had nothing to run, or failed
+        self._eos: frozenset[int] = tokenizer.eos_ids if tokenizer else frozenset()
+        self._completions: dict[Sequence, Completion] = {}
+        self._unclaimed: list[Delta | BaseException] = []  # what `step` will return, of requests that came by `submit`
+        self._aborts: deque[str] = deque()
+        self._unread: dict[str, int] = {}  # prompt tokens of the requests that no step has begun
+        self._unread_tokens = self._cached_tokens = 0
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def submit(self, request: Request, sink: Sink | None = None) -> None:
+        """Queue a request, whose deltas go to `sink` as steps make them, or to whoever calls `step`.
+
+        A sink gets the error that ends its request, too, and must not raise. Raises RequestError or CapacityError if
+        the request cannot be served as asked.
+        """
+        if request.progress and sink is None:
+            raise RequestError("progress = True: only a request with a sink is told of its progress")
+        self._submit(replace(request, prompt=token_ids(request.prompt)), sink or self._keep)
+
+    def step(self) -> list[Delta]:
+        """Run one step; return what was added to submitted requests, by this step or by steps of other threads.
+
+        Raises the executor's error if that has ended them.
+        """
+        self._pump()
+        with self._lock:
+            items, self._unclaimed = self._unclaimed, []
+            failed = next((item for item in items if isinstance(item, BaseException)), None)
+            if failed:  # what else has come is returned by the next call
+                self._unclaimed = [item for item in items if item is not failed]
+                raise failed
+        return [item for item in items if isinstance(item, Delta)]
+
+    def abort(self, request_id: str) -> None:
+        """Cancel a request, queued or running; its pages are back at once, or when the step that runs now has ended.
+
+        Unknown ids are ignored.
+        """
+        self._aborts.append(request_id)
+        self._settle()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step has anything to do or to return."""
+        return self._busy or bool(self._unclaimed)
+
+    @property
+    def context(self) -> int:
+        """Most tokens that a prompt and its answer may have together."""
+        return self.scheduler.context
+
+    @property
+    def counts(self) -> Counts:
+        """How busy the engine is now."""
+        scheduler = self.scheduler
+        reading = sum(s.prefill - s.computed for s in scheduler.running if s.prefilling)
+        return Counts(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            free_pages=scheduler.table.free_pages,
+            queued_prefill_tokens=self._unread_tokens + reading,
+            cached_tokens=self._cached_tokens,
+            preemptions=scheduler.preemptions,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give back threads and memory; live requests end with an error."""
+        with self._lock, Uninterrupted():
+            if not self._closed:
+                self._closed = True
+                self._fail(PhaselineError("the engine was closed"))
+                self.executor.close()
+
+    # Inside.
+
+    def _submit(self, request: Request, sink: Sink) -> None:
+        validate(request, vocab=self.executor.program.vocab, context=self.scheduler.context)
+        if request.params.stop and self.tokenizer is None:
+            raise RequestError("stop strings need a tokenizer; this engine has none (stop_ids work)")
+        params, vocab = request.params, self.executor.program.vocab
+        seed = secrets.randbits(64) if params.seed is None else params.seed
+        ends = frozenset(params.stop_ids) | (frozenset() if params.ignore_eos else self._eos)
+        samplers = [
+            Sampler(params, vocab=vocab, seed=seed, prompt=request.prompt, stop_ids=ends, index=index)
+            for index in range(params.n)
+        ]
+        with self._lock, Uninterrupted():
+            if self._closed:
+                raise PhaselineError("the engine is closed")
+            sequences = self.scheduler.add(request)
+            self._unread[request.id] = len(request.prompt)
+            self._unread_tokens += len(request.prompt)
+            for sequence, sampler in zip(sequences, samplers, strict=True):
+                self._completions[sequence] = Completion(sequence, sampler, self.tokenizer, ends, sink)
+
+    def _keep(self, item: Delta | Progress | BaseException) -> None:
+        assert not isinstance(item, Progress)  # who has no sink can't ask for it
+        self._unclaimed.append(item)
+
+    def _pump(self) -> None:
+        """One step, its deltas handed to their sinks."""
+        with self._lock, Uninterrupted() as block:
+            try:
+                self._step(block)
+            except Exception as error:
+                if not self._completions:
+                    raise
+                self._fail(error)
+        self._settle()
+
+    def _step(self, block: Uninterrupted) -> None:
+        self._apply_aborts()
+        self.last_step = None
+        began = time.perf_counter()
+        plan = self.scheduler.plan()
+        if plan is None:
+            return
+        prefill, decode = self._begin(plan, began)
+        if plan.copies:
+            self.executor.copy_pages(plan.copies)
+        with block.let_in():  # a plan that is not committed has changed nothing
+            logits = self.executor.forward(plan.step, self.scheduler.table.matrix)
+        self._score_prompts(plan, logits)
+        tokens = self._sample(plan, logits)
+        chosen = {s: (t, logits[r]) for s, t, r in zip(plan.sampled, tokens, plan.rows, strict=True)}
+        advanced = self.scheduler.commit(plan, tokens)
+        self._tell_progress(plan)
+        for sequence in advanced:
+            if sequence in self._completions:  # it is not where another completion of its request has failed
+                try:
+                    self._advance(sequence, chosen.get(sequence))
+                except PhaselineError as error:
+                    self._fail(error, sequence.request.id)
+        seconds = time.perf_counter() - began
+        self.scheduler.observe(plan, seconds)
+        self.last_step = StepRows(prefill, decode, seconds)
+
+    def _begin(self, plan: Plan, now: float) -> tuple[list[tuple[str, int, int]], list[tuple[str, int]]]:
+        """Whose rows the planned step has, as in `StepRows`; its requests are no longer unread."""
+        prefill, decode = [], []
+        for sequence, segment in zip(plan.sequences, plan.step.segments, strict=True):
+            request = sequence.request
+            if not sequence.prefilling:
+                decode.append((request.id, sequence.index))
+                continue
+            prefill.append((request.id, segment.start, len(segment.tokens)))
+            if self._forget_unread(request.id):
+                self._cached_tokens += sequence.cached
+            if request.progress:
+                completion = self._completions[sequence]
+                completion.began = completion.began or now
+        return prefill, decode
+
+    def _tell_progress(self, plan: Plan) -> None:
+        """How far the prompts are that the committed step read from, to those who asked."""
+        for sequence in plan.sequences:
+            completion = self._completions.get(sequence)
+            if completion and sequence.request.progress and len(sequence.tokens) <= sequence.prompt_len + 1:
+                completion.sink(completion.progress(time.perf_counter()))
+
+    def _forget_unread(self, request_id: str) -> bool:
+        """A request begins or ends; whether it was waiting to begin."""
+        count = self._unread.pop(request_id, 0)
+        self._unread_tokens -= count
+        return count > 0
+
+    @property
+    def _busy(self) -> bool:
+        return self.scheduler.has_work or bool(self._aborts)
+
+    def _settle(self) -> None:
+        """Apply what was cancelled, unless a step is running: whoever runs it comes here next."""
+        while self._aborts and self._lock.acquire(blocking=False):
+            try:
+                with Uninterrupted():
+                    self._apply_aborts()
+            finally:
+                self._lock.release()
+
+    def _fail(self, error: BaseException, only: str | None = None) -> None:
+        """End every live request with `error`, or only the one of that id. The lock is held."""
+        ended = [s for s in self._completions if only in (None, s.request.id)]
+        sinks = {self._completions.pop(sequence).sink for sequence in ended}
+        for request_id in {s.request.id for s in ended}:
+            self.scheduler.abort(request_id)
+            self._forget_unread(request_id)
+        for sink in sinks:
+            sink(error)
+
+    def _sample(self, plan: Plan, logits: NDArray[Any]) -> list[int]:
+        """A token for each of `plan.sampled`. Where none can be drawn, that request fails; its token means nothing."""
+        samplers = [self._completions[s].sampler for s in plan.sampled]
+        positions = [len(s.tokens) for s in plan.sampled]
+        try:
+            return sample_batch(samplers, logits, positions, plan.rows)
+        except PhaselineError:  # some row is unfit, and nothing was counted: one by one, to find it
+            tokens = []
+            for sequence, sampler, row, position in zip(plan.sampled, samplers, plan.rows, positions, strict=True):
+                try:
+                    tokens.append(sampler.sample(logits[row], position))
+                except PhaselineError as error:
+                    self._fail(error, sequence.request.id)
+                    tokens.append(0)
+            return tokens
+
+    def _apply_aborts(self) -> None:
+        while self._aborts:
+            request_id = self._aborts.popleft()
+            if self.scheduler.abort(request_id):
+                self._forget_unread(request_id)
+                for sequence in [s for s in self._completions if s.request.id == request_id]:
+                    completion = self._completions.pop(sequence)
+                    completion.sink(completion.end(FinishReason.ABORT))
+
+    def _advance(self, sequence: Sequence, chosen: tuple[int, NDArray[Any]] | None) -> None:
+        completion = self._completions[sequence]
+        if chosen is None:  # max_tokens is 0
+            delta = completion.end(FinishReason.LENGTH)
+        else:
+            token, row = chosen
+            top = sequence.request.params.logprobs
+            delta = completion.advance(token, () if top is None else [completion.sampler.logprob(row, token, top)])
+        if delta.finish_reason:
+            self.scheduler.finish(sequence)
+            del self._completions[sequence]
+        completion.sink(delta)
+
+    def _score_prompts(self, plan: Plan, logits: NDArray[Any]) -> None:
+        """Log-probabilities of prompt tokens: the row at position p tells of the token at p + 1."""
+        first = 0
+        for sequence, segment in zip(plan.sequences, plan.step.segments, strict=True):
+            rows, first = logits[first : first + segment.wanted], first + segment.wanted
+            top = sequence.request.params.prompt_logprobs
+            if top is None or not sequence.scores_prompt:
+                continue
+            targets = sequence.request.prompt[segment.start + 1 : segment.start + 1 + len(rows)]
+            scored = prompt_logprobs(rows[: len(targets)], targets, top)
+            for completion in (self._completions[s] for s in (sequence, *sequence.forks)):
+                # A prompt that was preempted midway is scored again from its start.
+                completion.prompt_logprobs[segment.start :] = scored

@@ -1,0 +1,59 @@
+"""Every setting of `phaseline serve`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from phaseline.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """What is served, to whom, and within which bounds. Times in seconds, sizes in bytes.
+
+    Raises RequestError for a value that makes no sense; what concerns the model is checked by `load`.
+    """
+
+    model: str  # as `load` takes it
+    load: Mapping[str, Any] = field(default_factory=dict)  # further arguments of `load`
+    host: str = "127.0.0.1"
+    port: int = 8000  # 0: any free one
+    api_keys: tuple[str, ...] = ()  # none: everyone may ask
+    max_queue: int = 256  # requests that wait for a seat
+    ttft_objective: float | None = None  # requests that can't start to answer by then are refused
+    request_timeout: float = 600.0  # of a whole request, from its acceptance to its last token
+    idle_timeout: float = 60.0  # of a connection on which nothing moves
+    drain_timeout: float = 30.0  # streams get so long to finish once the server is asked to stop
+    restart: bool = True  # an engine process that dies
+    max_body: int = 16 << 20
+    max_unread: int = 1024  # answers that wait for a client who does not read; it is cut off beyond
+
+    def __post_init__(self) -> None:
+        _at_least(0, port=self.port, drain_timeout=self.drain_timeout)
+        _at_least(1, max_queue=self.max_queue, max_body=self.max_body, max_unread=self.max_unread)
+        times = {"request_timeout": self.request_timeout, "idle_timeout": self.idle_timeout}
+        _above_zero(**times, ttft_objective=1.0 if self.ttft_objective is None else self.ttft_objective)
+        if self.port > 65535:
+            raise RequestError(f"port = {self.port}: it must be at most 65535")
+        if not all(self.api_keys):
+            raise RequestError("an API key is empty: it would let everyone in")
+
+    @property
+    def name(self) -> str:
+        """What clients call the model."""
+        from pathlib import PurePath
+
+        path = PurePath(self.model)
+        return path.stem if path.suffix == ".gguf" else path.name
+
+
+def _at_least(low: int, **values: float) -> None:
+    for name, value in values.items():
+        if not value >= low:
+            raise RequestError(f"{name} = {value!r}: it must be at least {low}")
+
+
+def _above_zero(**values: float) -> None:
+    for name, value in values.items():
+        if not value > 0:
+            raise RequestError(f"{name} = {value!r}: it must be above 0")

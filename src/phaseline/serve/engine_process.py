@@ -1,0 +1,211 @@
+"""The engine's process: commands in, steps, one report of each. It has one Python thread, since a step is often shorter
+than Python takes to switch between two."""
+
+import ctypes
+import select
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass, field
+from functools import partial
+
+from phaseline.engine.engine import Engine
+from phaseline.engine.load import load
+from phaseline.engine.types import Delta, Progress
+from phaseline.errors import PhaselineError
+from phaseline.execute.native import NativeExecutor
+from phaseline.serve.errors import ProtocolError
+from phaseline.serve.messages import (
+    MAX_FRAME,
+    Abort,
+    Close,
+    Command,
+    EngineFacts,
+    Failed,
+    Fatal,
+    FrameReader,
+    Load,
+    Ready,
+    Report,
+    StepReport,
+    Submit,
+    frame,
+    read_command,
+    request_of,
+)
+
+IDLE_S = 1.0  # between the reports of an engine that has nothing to do
+_PIECE = 1 << 18  # bytes taken from the socket at once
+
+
+class Channel:
+    """The engine's end of the socket. Sending waits for nobody until MAX_FRAME bytes are left behind."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._reader = FrameReader()
+        self._outbox = bytearray()
+
+    def receive(self, seconds: float) -> list[Command]:
+        """The commands that have come; if none, what comes within `seconds`. EOFError once the other end is closed."""
+        writers = [self._sock] if self._outbox else []
+        readable, writable, _ = select.select([self._sock], writers, [], seconds)
+        if writable:
+            self._flush()
+        commands: list[Command] = []
+        while readable:
+            try:
+                piece = self._sock.recv(_PIECE, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                break
+            if not piece:
+                raise EOFError
+            commands += map(read_command, self._reader.feed(piece))
+            if len(piece) < _PIECE:
+                break
+        return commands
+
+    def send(self, report: Report, *, wait: bool = False) -> None:
+        """Post a report, or what the socket takes of it now; the rest follows, unless `wait`."""
+        self._outbox += frame(report)
+        self._flush()
+        while len(self._outbox) > (0 if wait else MAX_FRAME):  # a server that stands still for long stops this side too
+            select.select([], [self._sock], [])
+            self._flush()
+
+    def _flush(self) -> None:
+        while self._outbox:
+            try:
+                sent = self._sock.send(self._outbox, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            del self._outbox[:sent]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What has come of requests since the last report."""
+
+    deltas: list[Delta] = field(default_factory=list)
+    progress: list[Progress] = field(default_factory=list)
+    failed: list[Failed] = field(default_factory=list)
+
+
+class Worker:
+    """Carries out commands on an engine."""
+
+    def __init__(self, engine: Engine, channel: Channel) -> None:
+        self._engine = engine
+        self._channel = channel
+        self._outcome = Outcome()
+
+    def serve(self) -> None:
+        """Step while there is work, until the server says Close or is gone."""
+        while True:
+            for command in self._channel.receive(0.0 if self._engine.has_work else IDLE_S):
+                if isinstance(command, Close):
+                    return
+                self._obey(command)
+            self._engine.step()
+            self._channel.send(self._report())
+
+    def _obey(self, command: Command) -> None:
+        if isinstance(command, Submit):
+            take = partial(self._take, command.request_id)
+            try:
+                self._engine.submit(request_of(command), take)
+            except PhaselineError as error:
+                take(error)
+        elif isinstance(command, Abort):
+            self._engine.abort(command.request_id)
+        else:
+            raise ProtocolError(f"{type(command).__name__} is not expected once the model is loaded")
+
+    def _take(self, request_id: str, item: Delta | Progress | BaseException) -> None:
+        """The sink of a request."""
+        if isinstance(item, Delta):
+            self._outcome.deltas.append(item)
+        elif isinstance(item, Progress):
+            self._outcome.progress.append(item)
+        else:
+            self._outcome.failed.append(Failed(request_id, type(item).__name__, str(item)))
+
+    def _report(self) -> StepReport:
+        outcome, self._outcome = self._outcome, Outcome()
+        step, counts = self._engine.last_step, self._engine.counts
+        return StepReport(
+            t_ns=time.monotonic_ns(),
+            seconds=step.seconds if step else 0.0,
+            prefill=step.prefill if step else [],
+            decode=step.decode if step else [],
+            deltas=outcome.deltas,
+            progress=outcome.progress,
+            failed=outcome.failed,
+            running=counts.running,
+            waiting=counts.waiting,
+            free_pages=counts.free_pages,
+            pages=self._engine.scheduler.table.pages,
+            queued_prefill_tokens=counts.queued_prefill_tokens,
+            cached_tokens=counts.cached_tokens,
+            preemptions=counts.preemptions,
+        )
+
+
+def facts_of(engine: Engine, command: Load) -> EngineFacts:
+    """What the loaded engine is."""
+    executor, scheduler, options = engine.executor, engine.scheduler, command.options
+    native = executor if isinstance(executor, NativeExecutor) else None
+    return EngineFacts(
+        vocab=executor.program.vocab,
+        context=scheduler.context,
+        chunk=scheduler.chunk,
+        max_running=scheduler.max_running,
+        pages=scheduler.table.group_pages,
+        page_size=scheduler.table.page_size,
+        threads=native.team.size if native else 1,
+        level=native.level if native else "numpy",
+        kv_type=options.get("kv_type", "bf16"),
+        policy=options.get("policy", "mixed"),
+        itl_budget_ms=options.get("itl_budget_ms"),
+    )
+
+
+def run(sock: socket.socket) -> int:
+    """Load what the first command says, serve, and return the process's exit status."""
+    channel = Channel(sock)
+    try:
+        commands: list[Command] = []
+        while not commands:
+            commands = channel.receive(IDLE_S)
+        if len(commands) > 1 or not isinstance(commands[0], Load):
+            raise ProtocolError("the first command is Load, and nothing follows before Ready")
+        command = commands[0]
+        with load(command.model, **command.options) as engine:
+            channel.send(Ready(facts_of(engine, command)))
+            Worker(engine, channel).serve()
+    except (EOFError, ConnectionError):  # the server has gone: nobody is left to serve
+        return 1
+    except (PhaselineError, OSError, MemoryError) as error:
+        channel.send(Fatal(type(error).__name__, str(error) or "out of memory"), wait=True)
+        return 2
+    return 0
+
+
+def _depart_with_the_server() -> None:
+    """Have the system end this process with its parent, wherever it is: in loading, or in a long step."""
+    set_death_signal = 1  # PR_SET_PDEATHSIG
+    ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
+
+
+def main() -> int:
+    """Serve the socket whose descriptor is the argument. Who says when to stop is the server, not a signal."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    _depart_with_the_server()
+    with socket.socket(fileno=int(sys.argv[1])) as sock:
+        return run(sock)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

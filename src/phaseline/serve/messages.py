@@ -1,0 +1,185 @@
+"""What crosses between the server's process and the engine's: frames of four bytes that give a length, then msgpack.
+
+Down go `Load` (once), `Submit`, `Abort`, `Close`; up come `Loading`, `Ready`, `StepReport` and, last of all, `Fatal`.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from phaseline.engine.types import Delta, Progress, Request
+from phaseline.errors import CapacityError, PhaselineError, RequestError, UnsupportedError
+from phaseline.serve.errors import ProtocolError
+
+MAX_FRAME = 64 << 20  # bytes: a prompt of ten million tokens, or the log-probabilities of some thousands
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """One frame."""
+
+
+class Load(_Message, frozen=True):
+    """The first command: what `load` is called with."""
+
+    model: str
+    options: dict[str, Any]
+
+
+class Submit(_Message, frozen=True):
+    """A request, in a wrapper that can be read where the request can't."""
+
+    request_id: str
+    request: msgspec.Raw  # of a Request
+
+
+class Abort(_Message, frozen=True):
+    """Cancel a request; its last delta says so."""
+
+    request_id: str
+
+
+class Close(_Message, frozen=True):
+    """End the process."""
+
+
+class Loading(_Message, frozen=True):
+    """Bytes of weights that are ready, of how many."""
+
+    done: int
+    total: int
+
+
+class EngineFacts(msgspec.Struct, frozen=True):
+    """What a loaded engine is."""
+
+    vocab: int
+    context: int  # positions of the longest sequence
+    chunk: int  # most prompt tokens in a step
+    max_running: int
+    pages: list[int]  # of each state group
+    page_size: int  # positions
+    threads: int
+    level: str  # instruction set
+    kv_type: str
+    policy: str
+    itl_budget_ms: float | None = None
+
+
+class Ready(_Message, frozen=True):
+    """Loaded: requests are taken from now on."""
+
+    facts: EngineFacts
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True):
+    """A request that ends with an error: refused as it came, or ended by what happened in a step."""
+
+    request_id: str
+    kind: str  # name of the error's class
+    message: str
+
+    def error(self) -> PhaselineError:
+        """The error as the engine raised it; what is not a refusal of the request is a PhaselineError."""
+        return _KINDS.get(self.kind, PhaselineError)(self.message)
+
+
+class StepReport(_Message, frozen=True):
+    """What one step did; without rows, what is so every second while nothing runs, or where requests were refused."""
+
+    t_ns: int  # time.monotonic_ns() when it ended, the same clock in both processes
+    seconds: float
+    prefill: list[tuple[str, int, int]]  # (request, first position, count) of each chunk
+    decode: list[tuple[str, int]]  # (request, which of its n completions)
+    deltas: list[Delta]
+    progress: list[Progress]
+    failed: list[Failed]
+    running: int  # sequences
+    waiting: int
+    free_pages: int  # of `pages`, those of all state groups
+    pages: int
+    queued_prefill_tokens: int
+    cached_tokens: int  # so far
+    preemptions: int  # so far
+
+
+class Fatal(_Message, frozen=True):
+    """Why the process is about to end."""
+
+    kind: str
+    message: str
+
+
+Command = Load | Submit | Abort | Close
+Report = Loading | Ready | StepReport | Fatal
+
+_KINDS = {kind.__name__: kind for kind in (RequestError, CapacityError, UnsupportedError)}
+_encoder = msgspec.msgpack.Encoder()
+_commands = msgspec.msgpack.Decoder(Command)
+_reports = msgspec.msgpack.Decoder(Report)
+_requests = msgspec.msgpack.Decoder(Request)
+
+
+def frame(message: Command | Report) -> bytes:
+    """A message as it crosses. CapacityError if it is larger than a frame may be."""
+    payload = _encoder.encode(message)
+    if len(payload) > MAX_FRAME:
+        raise CapacityError(f"{type(message).__name__} of {len(payload)} bytes: a frame has at most {MAX_FRAME}")
+    return len(payload).to_bytes(4, "little") + payload
+
+
+def submit(request: Request) -> Submit:
+    """The command for a request. RequestError if it holds what no message can."""
+    try:
+        return Submit(request.id, msgspec.Raw(_encoder.encode(request)))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise RequestError(f"the request can't be sent: {error}") from None
+
+
+def request_of(command: Submit) -> Request:
+    """The request in a command. RequestError if it is malformed."""
+    try:
+        return _requests.decode(command.request)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestError(f"malformed request: {error}") from None
+
+
+def read_command(payload: bytes) -> Command:
+    """ProtocolError if it is none."""
+    return _decode(_commands, payload)  # type: ignore[no-any-return]
+
+
+def read_report(payload: bytes) -> Report:
+    """ProtocolError if it is none."""
+    return _decode(_reports, payload)  # type: ignore[no-any-return]
+
+
+def _decode(decoder: Any, payload: bytes) -> Any:
+    try:
+        return decoder.decode(payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError(f"a frame of {len(payload)} bytes is malformed: {error}") from None
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames' payloads, as far as it has come. It holds at most one frame and one piece."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The payloads that `data` completes. ProtocolError at a length that no frame has."""
+        self._buffer += data
+        start = 0
+        try:
+            while len(self._buffer) - start >= 4:
+                length = int.from_bytes(self._buffer[start : start + 4], "little")
+                if length > MAX_FRAME:
+                    raise ProtocolError(f"a frame of {length} bytes is announced; there are at most {MAX_FRAME}")
+                if len(self._buffer) - start < 4 + length:
+                    return
+                payload = bytes(self._buffer[start + 4 : start + 4 + length])
+                start += 4 + length
+                yield payload
+        finally:
+            del self._buffer[:start]

@@ -1,0 +1,155 @@
+"""`phaseline serve` from start to exit status: the engine's process, the socket, signals, drain."""
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import uvicorn
+
+from phaseline.errors import PhaselineError
+from phaseline.files.model_file import open_model_file, open_tokenizer
+from phaseline.files.tokenizer import Tokenizer
+from phaseline.files.zoo import resolve
+from phaseline.serve.app import create_app
+from phaseline.serve.config import ServeConfig
+from phaseline.serve.engine_client import EngineClient
+from phaseline.serve.errors import EngineDied, Unavailable
+from phaseline.serve.messages import EngineFacts
+
+_DEATHS, _DEATHS_WITHIN_S = 3, 300.0  # of the engine's process; beyond, restarting it would only hide a defect
+_FLUSH_S = 5  # for the last bytes to leave once all requests have ended
+
+
+def run(config: ServeConfig) -> None:
+    """Serve until a signal says otherwise; a second one ends the process at once.
+
+    Raises a PhaselineError for what can't be served, and where the engine's process can't be kept alive.
+    """
+    with _bound(config.host, config.port) as sock:
+        asyncio.run(_Server(config, sock).run())
+
+
+class _Server:
+    def __init__(self, config: ServeConfig, sock: socket.socket) -> None:
+        self._config = config
+        self._sock = sock
+        self._client = EngineClient(config)
+        self._stop = asyncio.Event()
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._signalled, number)
+        try:
+            await self._client.start()
+            tokenizer = await asyncio.to_thread(_read_tokenizer, self._config.model)
+            await self._serve(_Door(self._client, self._config, tokenizer))
+        finally:
+            await self._client.close()
+
+    async def _serve(self, door: "_Door") -> None:
+        serving = asyncio.create_task(door.serve([self._sock]))
+        keeping = asyncio.create_task(self._keep_engine())
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait((serving, keeping, stopping), return_when=asyncio.FIRST_COMPLETED)
+        failed = keeping.exception() if keeping.done() else None
+        keeping.cancel()
+        if not failed:
+            await self._drain()
+        door.should_exit = True
+        await serving
+        stopping.cancel()
+        if failed:
+            raise failed
+
+    async def _keep_engine(self) -> None:
+        """Say when the engine is ready, and start it again when it dies; raise when that is no use."""
+        deaths: deque[float] = deque(maxlen=_DEATHS)
+        while True:
+            if await self._client.ready():
+                print(f"ready: {_summary(self._config, self._client.facts)}; Ctrl-C stops", flush=True)
+            reason = await self._client.gone()
+            deaths.append(time.monotonic())
+            loaded = isinstance(reason, EngineDied)
+            often = len(deaths) == _DEATHS and deaths[-1] - deaths[0] < _DEATHS_WITHIN_S
+            if not loaded or often or not self._config.restart:
+                raise reason
+            print(f"phaseline: {reason}; starting it again", flush=True)
+            await self._client.start()
+
+    async def _drain(self) -> None:
+        """Let requests in flight end, as long as the configuration gives them."""
+        self._client.drain()
+        print(f"draining: {self._client.in_flight} requests in flight; a second signal ends at once", flush=True)
+        end = time.monotonic() + self._config.drain_timeout
+        while self._client.in_flight and time.monotonic() < end:
+            await asyncio.sleep(0.02)
+        self._client.fail_all(Unavailable("the server stops: the request was not done in time"))
+
+    def _signalled(self, number: int) -> None:
+        if self._stop.is_set():
+            self._client.kill()
+            os._exit(128 + number)
+        self._stop.set()
+
+
+class _Door(uvicorn.Server):
+    """uvicorn on a socket that is bound already, its signals handled here."""
+
+    def __init__(self, client: EngineClient, config: ServeConfig, tokenizer: Tokenizer) -> None:
+        super().__init__(
+            uvicorn.Config(
+                create_app(client, config, tokenizer),
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=int(config.idle_timeout),
+                timeout_graceful_shutdown=_FLUSH_S,
+            )
+        )
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for sock in sockets or ():
+            host, port = sock.getsockname()[:2]
+            print(f"listening on http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
+
+
+def _summary(config: ServeConfig, facts: EngineFacts) -> str:
+    chunk = f"chunks of {facts.chunk} tokens"
+    if facts.itl_budget_ms is not None:
+        chunk += f" within {facts.itl_budget_ms:g} ms"
+    room = f"{' + '.join(map(str, facts.pages))} pages of {facts.page_size} positions in {facts.kv_type}"
+    return (
+        f"{config.name}, context {facts.context}, {chunk} ({facts.policy}), at most {facts.max_running} streams, "
+        f"{room}, {facts.threads} threads ({facts.level})"
+    )
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """A socket bound to an address. PhaselineError if that can't be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        sock = socket.socket(family, kind, protocol)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        raise PhaselineError(f"cannot listen on {host}:{port}: {error.strerror}; choose another with --port") from None
+    return sock
+
+
+def _read_tokenizer(model: str) -> Tokenizer:
+    with closing(open_model_file(resolve(model))) as file:
+        return open_tokenizer(file)

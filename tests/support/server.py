@@ -1,0 +1,115 @@
+"""`phaseline serve` as its clients have it: a process of its own, on a port of its own."""
+
+import http.client
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from support.command import COMMAND, ENVIRONMENT
+
+LIMIT_S = 60.0  # far beyond what anything here takes
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Status, headers (lower-case names) and body of an HTTP answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Server:
+    """A running server. `url` is known at once, the model is loaded only after `wait_ready`."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self.process = process
+        assert process.stdout
+        self.first_line = process.stdout.readline()
+        self.url = self.first_line.removeprefix("listening on ").strip()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        parts = urlsplit(self.url)
+        assert parts.hostname and parts.port
+        return parts.hostname, parts.port
+
+    def connect(self, timeout: float = LIMIT_S) -> http.client.HTTPConnection:
+        """A new connection, for what `ask` can't do; close it."""
+        return http.client.HTTPConnection(*self.address, timeout=timeout)
+
+    def ask(
+        self,
+        path: str,
+        body: Any = None,
+        *,
+        method: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """GET, or POST a body: bytes as they are, anything else as JSON."""
+        sent = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        with closing(self.connect()) as connection:
+            kind = {} if sent is None else {"Content-Type": "application/json"}
+            verb = method or ("GET" if sent is None else "POST")
+            connection.request(verb, path, sent, {**kind, **(headers or {})})
+            answer = connection.getresponse()
+            return Answer(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
+
+    def wait_ready(self) -> None:
+        """Until requests are taken."""
+        eventually(lambda: self.ask("/ready").status == 200)
+
+    @property
+    def engine_pid(self) -> int:
+        """The engine's process: the server's only child."""
+        pid = self.process.pid
+        (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return int(child)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal and wait for the end; the exit status."""
+        self.process.send_signal(number)
+        return self.process.wait(LIMIT_S)
+
+
+@contextmanager
+def serving(model: Path | str, *options: str, ready: bool = True) -> Iterator[Server]:
+    """A server of a model on a free port, ready unless told otherwise; stopped with what it runs at the end."""
+    command = [*COMMAND, "serve", str(model), "--port", "0", "--threads", "1", *options]
+    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, env=ENVIRONMENT, encoding="utf-8", **pipes) as process:
+        try:
+            server = Server(process)
+            if ready:
+                server.wait_ready()
+            yield server
+        finally:
+            process.kill()  # its engine's process ends with it
+
+
+def eventually(holds: Any, seconds: float = LIMIT_S) -> None:
+    """Wait until something holds."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and is not yet reaped does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state not in "ZX"
