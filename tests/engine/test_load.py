@@ -11,6 +11,7 @@ import pytest
 from phaseline import _native, load
 from phaseline.engine.types import SamplingParams, TokenLogprob
 from phaseline.errors import CapacityError, FileFormatError, PhaselineError, RequestError, UnsupportedError
+from support.kimi import write_kimi
 from support.tiny import write_llama
 
 CONTEXT = 256
@@ -164,6 +165,21 @@ def test_a_file_that_is_not_there_or_not_a_model(tmp_path: Path) -> None:
 )
 def test_options_that_give_the_same_bits(model: Path, options: dict[str, Any]) -> None:
     assert scores(model, **options) == scores(model, threads=1)
+
+
+def test_a_model_that_carries_a_state(tmp_path: Path) -> None:
+    """Read in any way it gives the same bits, and a long prompt that comes again resumes behind its first chunk."""
+    path = write_kimi(tmp_path / "tiny.gguf")
+    expected = scores(path, threads=1)
+    for mode in ("walk", "layer", "eager", "chunk"):
+        assert scores(path, mode=mode, threads=2, chunk=27) == expected
+    prompt, params = PROMPT * 8, SamplingParams(max_tokens=8, ignore_eos=True)  # 560 tokens
+    tight: dict[str, Any] = {"max_running": 1, "context": 600, "memory": 300 << 20}
+    for engine in (load(path), load(path, **tight)):
+        answers = [engine.generate(prompt, params) for _ in range(2)]
+        assert [answer.cached_tokens for answer in answers] == [0, 512]
+        assert answers[0].token_ids == answers[1].token_ids
+        engine.close()
 
 
 @pytest.mark.parametrize("options", [{"numerics": "reference"}, {"numerics": "reference", "mode": "walk"}])

@@ -1,11 +1,14 @@
-"""Schedules over a program that carries a recurrent state beside keys and values, on the reference executor.
+"""Schedules over models that carry a recurrent state, alone or beside keys and values or latents.
 
-The operation is made up; what it carries depends on every token and on their order, so that a state lost, doubled, or
-taken from another sequence changes every row behind it.
+On the reference executor the operation is made up: what it carries depends on every token and on their order, so that a
+state lost, doubled, or taken from another sequence changes every row behind it. On the native one it is Kimi Linear's,
+and each request gets exactly the logits that it gets alone.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,17 +17,22 @@ from hypothesis import strategies as st
 
 from phaseline.engine.types import Request, SamplingParams
 from phaseline.execute.base import Executor
+from phaseline.execute.native import NativeExecutor
 from phaseline.execute.reference import ReferenceExecutor
+from phaseline.families import model_program
 from phaseline.files.base import TensorInfo
+from phaseline.files.gguf import open_gguf
 from phaseline.program.ir import Rows, Value
 from phaseline.program.ops import Attend, Context, Cost, Work
 from phaseline.program.state import PagedKV, Recurrent, StateSpec
 from phaseline.program.step import Segment, Step
+from support.kimi import write_kimi
 from support.memory_file import MemoryFile
 from support.schedules import Alone, Bench
 from support.small_programs import Small
 
 VOCAB, WIDTH, EVERY, POOL, CONTEXT = 48, 48, 64, 40, 640
+NATIVE = {"native": (True, True), "native beside latents": (True, False, True)}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -80,23 +88,47 @@ def executor(*groups: str) -> ReferenceExecutor:
 
 @dataclass
 class Backend:
-    executor: Executor
-    alone: Alone
+    """Executors over one model; all but the first run the same program in other ways."""
 
-    def bench(self, chunk: int = 48, pages: int | Sequence[int] = POOL, **options: int) -> Bench:
-        return Bench(self.executor, chunk=chunk, pages=pages, context=CONTEXT, **options)
+    executors: list[Executor]
+
+    def __post_init__(self) -> None:
+        self.bits = isinstance(self.executors[0], NativeExecutor)
+        self.alone = Alone(self.executors[0], POOL, CONTEXT)
+
+    def bench(self, chunk: int = 48, snapshots: int = POOL, way: int = 0, **options: int) -> Bench:
+        """On a pool of so many snapshots, and plenty of everything else."""
+        executor = self.executors[way % len(self.executors)]
+        pages = [snapshots if isinstance(spec, Recurrent) else POOL for spec in executor.program.state]
+        return Bench(executor, chunk=chunk, pages=pages, context=CONTEXT, **options)
 
     def check(self, bench: Bench, batch: list[Request], every: int = 0) -> None:
-        """Each request gets what it gets alone. Only its tokens: attention's sums in numpy depend on the chunk."""
-        self.alone.check(batch, bench.run(batch, every=every), bits=False)
+        """Each request gets what it gets alone; in numpy only its tokens, as attention's sums depend on the chunk."""
+        bench.run(batch, every=every)
+        self.check_rest(bench, batch)
+
+    def check_rest(self, bench: Bench, batch: list[Request]) -> None:
+        """The same of requests that are in service already."""
+        self.alone.check(batch, bench.run([]), bits=self.bits)
         bench.table.clear_cache()
         bench.check_idle()
 
 
-@pytest.fixture(scope="module", params=[("carry",), ("carry", "attend")], ids="-".join)
-def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
-    made = executor(*request.param)
-    yield Backend(made, Alone(made, POOL, CONTEXT))
+@pytest.fixture(scope="module", params=["carry", "carry-attend", *NATIVE])
+def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Backend]:
+    if request.param not in NATIVE:
+        yield Backend([executor(*request.param.split("-"))])
+        return
+    path = tmp_path_factory.mktemp("carried") / "tiny.gguf"
+    sizes: dict[str, Any] = {"format": "F16", "dim": 24, "width": 96, "value": 24, "context": CONTEXT, "dense": 3}
+    with open_gguf(write_kimi(path, recurrent=NATIVE[request.param], **sizes)) as file, ExitStack() as stack:
+        program = model_program(file)[1]
+        state = [replace(s, every=EVERY) if isinstance(s, Recurrent) else s for s in program.state]
+        program, made = replace(program, state=state), []
+        for threads, mode in ((1, "chunk"), (2, "chunk"), (2, "layer"), (1, "eager")):
+            made.append(NativeExecutor(file, program, POOL, max_rows=1100, threads=threads, mode=mode))
+            stack.callback(made[-1].close)
+        yield Backend([*made])
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -131,7 +163,7 @@ def test_completions_of_one_prompt_carry_on_from_it_each_by_itself(backend: Back
 
 
 def test_preemption_in_a_pool_too_small_for_all(backend: Backend) -> None:
-    bench = backend.bench(pages=[3, POOL][: len(backend.executor.program.state)])  # two hold four while they run
+    bench = backend.bench(snapshots=3)  # two hold four while they run
     backend.check(bench, [request(name, prompt(40 + i, seed=i), max_tokens=60) for i, name in enumerate("abc")])
     assert bench.preempted
 
@@ -140,30 +172,48 @@ def test_preemption_in_a_pool_too_small_for_all(backend: Backend) -> None:
 @given(
     lengths=st.lists(st.sampled_from([1, 31, 32, 33, 63, 64, 65, 100]), min_size=1, max_size=5),
     chunk=st.integers(1, 150),
-    pages=st.integers(5, 12),
+    snapshots=st.integers(5, 12),
     max_running=st.integers(2, 5),
     every=st.integers(0, 3),
+    way=st.integers(0, 3),
+    aborts=st.dictionaries(st.integers(0, 12), st.integers(0, 4), max_size=2),
 )
 def test_any_schedule_gives_each_request_what_it_gets_alone(
-    backend: Backend, lengths: list[int], chunk: int, pages: int, max_running: int, every: int
+    backend: Backend,
+    lengths: list[int],
+    chunk: int,
+    snapshots: int,
+    max_running: int,
+    every: int,
+    way: int,
+    aborts: dict[int, int],
 ) -> None:
+    """Of prompts that share prefixes, come while others decode, and are given up or cancelled at any time."""
     batch = [request(f"r{i}", prompt(n), max_tokens=(1, 9, 35)[i % 3], n=1 + i % 2) for i, n in enumerate(lengths)]
-    backend.check(backend.bench(chunk, pages, max_running=max_running), batch, every)
+    bench = backend.bench(chunk, snapshots, way, max_running=max_running)
+    for number, each in enumerate(batch):
+        bench.engine.submit(each)
+        for tick in range(every * number, every * (number + 1)):
+            bench.engine.abort(f"r{aborts.get(tick)}")
+            bench.step()
+    for number in aborts.values():
+        bench.engine.abort(f"r{number}")
+    backend.check_rest(bench, [each for number, each in enumerate(batch) if number not in aborts.values()])
 
 
-def test_an_executor_that_loses_what_it_carries_is_found_out() -> None:
+def test_an_executor_that_loses_what_it_carries_is_found_out(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control: a step that reads nothing begins from zeros."""
+    made, asked = backend.executors[0], [request("r", prompt(100))]
+    recurrent = [isinstance(spec, Recurrent) for spec in made.program.state]
+    whole = made.forward
 
-    class Forgetful(ReferenceExecutor):
-        def forward(self, step: Step, pages: np.ndarray) -> np.ndarray:
-            lost = pages.copy()
-            lost[:, :, 0] = -1
-            return super().forward(step, lost)
+    def forgetful(step: Step, pages: np.ndarray) -> np.ndarray:
+        lost = pages.copy()
+        lost[recurrent, :, 0] = -1
+        return whole(step, lost)
 
-    made, asked = executor("carry"), [request("r", prompt(100))]
-    backend = Backend(made, Alone(made, POOL, CONTEXT))
     backend.check(backend.bench(), asked)
-    made.__class__ = Forgetful
+    monkeypatch.setattr(made, "forward", forgetful)
     with pytest.raises(AssertionError):
         backend.check(backend.bench(), asked)
 

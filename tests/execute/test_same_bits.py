@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from phaseline import _native
 from phaseline.execute.native import MODES
 from phaseline.program.step import Segment, Step, Want
-from support.models import Model, logits
+from support.models import Model, logits, page_table
 from support.small_programs import same_bits
 
 LENGTH = 300
@@ -85,7 +85,7 @@ def test_company_in_the_batch(tiny: Model, kv_type: str, expected: Logits) -> No
             else:
                 beside = [Segment(s, k + step - 1, [s + step]) for s, k in zip(others, lengths, strict=False)]
             before, after = beside[: slot // 2], beside[slot // 2 :]
-            rows = executor.forward(Step([*before, *segments, *after]), order)
+            rows = executor.forward(Step([*before, *segments, *after]), page_table(tiny.program, order, [step] * 8))
             got.append(rows[len(before) : len(before) + n])
         assert same_bits(np.concatenate(got), expected)
 
@@ -93,17 +93,17 @@ def test_company_in_the_batch(tiny: Model, kv_type: str, expected: Logits) -> No
 def test_rows_nobody_wants(tiny: Model, kv_type: str, expected: Logits) -> None:
     """The head runs on wanted rows alone; which they are changes no bit of them."""
     executor = tiny.native(kv_type=kv_type)
-    table = np.arange(16, dtype=np.int32)[None, :]
-    assert executor.forward(Step([Segment(0, 0, prompt(tiny)[:200], Want.NONE)]), table).shape == (0, tiny.spec.vocab)
-    last = executor.forward(Step([Segment(0, 200, prompt(tiny)[200:], Want.LAST)]), table)
+    tables = [page_table(tiny.program, np.arange(16, dtype=np.int32)[None, :], [turn]) for turn in (0, 1)]
+    none = executor.forward(Step([Segment(0, 0, prompt(tiny)[:200], Want.NONE)]), tables[0])
+    assert none.shape == (0, tiny.spec.vocab)
+    last = executor.forward(Step([Segment(0, 200, prompt(tiny)[200:], Want.LAST)]), tables[1])
     assert same_bits(last, expected[-1:])
 
 
 def test_profiling_changes_nothing(tiny: Model, kv_type: str, expected: Logits) -> None:
     executor = tiny.native(kv_type=kv_type, threads=2)
-    got, seconds = executor.profile(
-        Step([Segment(0, 0, prompt(tiny), Want.ALL)]), np.arange(16, dtype=np.int32)[None, :]
-    )
+    table = page_table(tiny.program, np.arange(16, dtype=np.int32)[None, :], [0])
+    got, seconds = executor.profile(Step([Segment(0, 0, prompt(tiny), Want.ALL)]), table)
     assert same_bits(got, expected) and seconds.shape == (len(tiny.program.ops),) and (seconds > 0).all()
 
 

@@ -7,12 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phaseline.program.ir import Rows, Value
-from phaseline.program.ops import Activation, Decay, DeltaAttend, RMSNorm, delta_state
+from phaseline.program.ops import Activation, Decay, DeltaAttend, RMSNorm
+from phaseline.program.state import Recurrent
 from support.bounds import EXP, U, activation_bound, gamma
 from support.memory_file import MemoryFile
 from support.small_programs import Small
 
-EPS, UNIT_EPS, EVERY = 1e-5, 1e-6, 64
+EPS, UNIT_EPS = 1e-5, 1e-6
 INPUTS = ("q", "k", "v", "decay", "beta", "gate")
 MISTAKES = ("decay on the wrong axis", "state lost", "window off by one")
 Floats = NDArray[np.float64]
@@ -35,7 +36,8 @@ class Delta:
     def __post_init__(self) -> None:
         rng, self.width = np.random.default_rng(self.dim), self.heads * self.dim
         self.file = MemoryFile()
-        small = Small(self.file, (delta_state(2, self.heads, self.dim, self.taps, EVERY),))
+        parts = (("state", (self.heads, self.dim, self.dim)), ("window", (self.taps - 1, 3 * self.width)))
+        small = Small(self.file, (Recurrent(2, parts, every=64),))
         small.builder.layer = 0
         self.x: dict[str, Floats] = {}
         values: list[Value] = []

@@ -2,7 +2,7 @@
 
 from phaseline.program.ops.attention import Attend
 from phaseline.program.ops.base import Context, Cost, Op, Span, Work
-from phaseline.program.ops.delta import Decay, DeltaAttend, delta_state
+from phaseline.program.ops.delta import Decay, DeltaAttend
 from phaseline.program.ops.experts import Experts, Route, Router, experts, route
 from phaseline.program.ops.latent import HeadWeights, LatentAttend
 from phaseline.program.ops.linear import Activation, Linear, linear
@@ -35,7 +35,6 @@ __all__ = [
     "Span",
     "Work",
     "Yarn",
-    "delta_state",
     "experts",
     "linear",
     "normalise",

@@ -11,7 +11,6 @@ from phaseline.program.ir import Value
 from phaseline.program.ops.base import Array, Context, Cost, Work
 from phaseline.program.ops.linear import silu
 from phaseline.program.ops.norm import RMSNorm
-from phaseline.program.state import Recurrent
 
 CHUNK = 16  # rows that the chunk form takes at once
 # (q, k, v, g, beta, state) to (outputs, state)
@@ -123,12 +122,6 @@ class DeltaAttend:
             memory["state"][target, self.layer], memory["window"][target, self.layer] = s, recent[n:]
         normed = self.norm.reference(o, ctx.weights).reshape(len(o), -1)
         ctx.values[self.out] = normed / (1 + np.exp(-ctx.values[self.gate]))
-
-
-def delta_state(layers: int, heads: int, dim: int, taps: int, every: int) -> Recurrent:
-    """What so many such operations carry on, with a snapshot kept at multiples of `every` positions."""
-    parts = (("state", (heads, dim, dim)), ("window", (taps - 1, 3 * heads * dim)))
-    return Recurrent(layers, parts, every)
 
 
 def recurrent(q: Array, k: Array, v: Array, g: Array, beta: Array, s: Array) -> tuple[Array, Array]:
