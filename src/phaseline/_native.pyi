@@ -50,6 +50,7 @@ class Act(Enum):
     NONE = 0
     SILU = 1
     GELU = 2
+    SITU = 3
 
 class Plan:
     def __init__(self, team: Team, level: str, max_rows: int, max_wanted: int) -> None: ...
@@ -61,6 +62,9 @@ class Plan:
     def add_embed(self, table: Matrix, out: int, scale: float, positions: Matrix | None, layer: int) -> None: ...
     def add_select(self, x: int, out: int, layer: int) -> None: ...
     def add_normalise(self, x: int, out: int, norm: Norm, residual: int, layer: int) -> None: ...
+    def add_residual_mix(
+        self, rows: Sequence[int], out: int, weight: Sequence[float], eps: float, layer: int
+    ) -> None: ...
     def add_rope(
         self,
         x: int,
@@ -126,6 +130,7 @@ class Plan:
         out: int,
         norm: Norm | None,
         residual: int,
+        act: Act,
         layer: int,
     ) -> None: ...
     def add_latent(

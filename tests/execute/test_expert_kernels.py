@@ -13,8 +13,7 @@ from phaseline.errors import UnsupportedError
 from phaseline.execute.native import MODES
 from phaseline.files.base import TensorInfo
 from phaseline.program.ir import Program, Value
-from phaseline.program.ops import RMSNorm, experts
-from phaseline.program.ops.linear import silu
+from phaseline.program.ops import Activation, RMSNorm, experts
 from support.bounds import assert_within, expert_bound, gamma
 from support.memory_file import MemoryFile
 from support.small_programs import Small, assert_levels_agree, native, reference, run, same_bits, split
@@ -53,6 +52,7 @@ class Case:
     chosen: NDArray[Any]
     shares: Floats
     residual: Floats
+    activation: Activation
 
     def exact(self, tokens: NDArray[Any]) -> tuple[Floats, Floats]:
         """Output and bound: the answers are added in the order of the choice, each with one rounding or two."""
@@ -60,8 +60,8 @@ class Case:
         size = np.zeros_like(out)
         for row, token in enumerate(tokens):
             for e, share in zip(self.chosen[token], self.shares[token], strict=True):
-                answer = answers(self.x[[token]], self.file, self.parts[e])[0]
-                off = expert_bound(self.x[[token]], self.file, *self.parts[e])[0]
+                answer = answers(self.x[[token]], self.file, self.parts[e], self.activation)[0]
+                off = expert_bound(self.x[[token]], self.file, *self.parts[e], self.activation)[0]
                 out[row] += share * answer
                 bound[row] += abs(share) * off
                 size[row] += abs(share) * (np.abs(answer) + off)
@@ -69,9 +69,9 @@ class Case:
         return out + self.residual[tokens], bound + gamma(2 * self.chosen.shape[1] + 2) * size
 
 
-def answers(x: Floats, file: MemoryFile, part: tuple[TensorInfo, ...]) -> Floats:
+def answers(x: Floats, file: MemoryFile, part: tuple[TensorInfo, ...], activation: Activation) -> Floats:
     gate, up, down = (file.float32(w.name).astype(np.float64) for w in part)
-    return np.asarray((silu(x @ gate.T) * (x @ up.T)) @ down.T)
+    return np.asarray(activation.gate(x @ gate.T, x @ up.T) @ down.T)
 
 
 def case(
@@ -84,6 +84,7 @@ def case(
     choice: Choice = uniform,
     norm: bool = False,
     residual: bool = True,
+    activation: Activation = Activation.SILU,
     seed: int = 0,
 ) -> Case:
     rng, file = np.random.default_rng(seed), MemoryFile()
@@ -114,10 +115,12 @@ def case(
         "y",
         norm=before,
         residual=inputs[3] if residual else None,
+        activation=activation,
     )
     small.builder.layer = -1
     program = small.finish([out], TOKENS + 1)
-    return Case(file, parts, program, out, exact, chosen, shares.astype(np.float64), added * residual)  # type: ignore[arg-type]
+    own = shares.astype(np.float64)
+    return Case(file, parts, program, out, exact, chosen, own, added * residual, activation)  # type: ignore[arg-type]
 
 
 def tokens_of(seed: int = 1) -> NDArray[Any]:
@@ -171,6 +174,11 @@ def test_how_rows_and_experts_meet(choice: Choice, count: int, active: int) -> N
     check(case(choice=choice, count=max(count, active + 2), active=active, norm=True))
 
 
+@pytest.mark.parametrize("activation", Activation)
+def test_activations(activation: Activation) -> None:
+    check(case(("Q4_1", "F32", "Q8_0"), activation=activation))
+
+
 @pytest.mark.parametrize("active", [1, 5])
 def test_every_expert_of_all(active: int) -> None:
     check(case(count=active, active=active, residual=False))
@@ -200,7 +208,7 @@ def test_reads_are_counted(mode: str) -> None:
     assert [(r.distinct, r.reads) for r in executor.expert_reads()] == [(0, 0)]
 
 
-MISTAKES = ["none", "two experts exchanged", "shares in another order", "gate and up exchanged"]
+MISTAKES = ["none", "two experts exchanged", "shares in another order", "gate and up exchanged", "another activation"]
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -213,6 +221,8 @@ def test_the_comparison_sees_mistakes(mistake: str) -> None:
         c.shares = c.shares[:, ::-1]
     elif mistake == "gate and up exchanged":
         c.parts = [(up, gate, down) for gate, up, down in c.parts]
+    elif mistake == "another activation":
+        c.activation = Activation.SITU
     want, bound = c.exact(tokens)
     if mistake == "none":
         assert_within(got, want, bound)

@@ -96,7 +96,7 @@ MIXED_GATES = [("F16", "Q4_1", 32), ("Q8_0", "F32", 96)]
 @pytest.mark.parametrize("activation", Activation)
 @pytest.mark.parametrize(("gate_format", "format", "cols"), GATES + MIXED_GATES)
 def test_gate_after(gate_format: str, format: str, cols: int, activation: Activation) -> None:
-    """activation(first) * second, the two in one format or in different ones."""
+    """activation(first) * second, as the activation has it, the two in one format or in different ones."""
     rng, file = np.random.default_rng(cols), MemoryFile()
     small, table = Small(file), inputs(rng, cols)
     x, pairs, outs = small.input("x", table), [], list[Value]()
@@ -142,8 +142,10 @@ def test_residual_after(format: str, cols: int) -> None:
 @pytest.mark.parametrize("level", _native.levels())
 @pytest.mark.parametrize("activation", Activation)
 def test_activations_far_out(level: str, activation: Activation) -> None:
-    """Far below zero they are x e^x and x e^-t: the kernels' exp shows its own error, two ulp."""
-    file, x = MemoryFile(), np.linspace(-79, 90, 4096).astype(np.float32)[:, None]
+    """Far below zero they are x e^x and x e^-t: the kernels' exp shows its own error, two ulp. Near zero they
+    keep their digits."""
+    tiny = np.geomspace(1e-30, 1, 512)
+    file, x = MemoryFile(), np.concatenate([np.linspace(-79, 90, 4096), tiny, -tiny]).astype(np.float32)[:, None]
     small = Small(file)
     one = file.add("one", np.ones((1, 1), np.float32))
     outs = list(linear(small.builder, small.input("x", x), [one], ["y"], activation=activation))

@@ -11,13 +11,16 @@ from numpy.typing import NDArray
 
 from phaseline.files.base import TensorInfo
 from phaseline.program.ops import Activation
-from phaseline.program.ops.linear import silu
 from support.memory_file import MemoryFile
 
 Floats = NDArray[np.float64]
 U = 2.0**-24
 TOP = 127 * 128  # of a quantised activation
 EXP = 4 * U  # relative error of the kernels' exp: 2 ulp
+# Of the kernels' tanh = -e / (2 + e). e = 2^n p + 2^n - 1, where p = e^r - 1 is off by 3.3 U of itself and r by 0.45 U.
+# The worst is n = 1, where |p| <= 0.293 and e >= 0.414: (2 * 0.293 * 4.3 + 2 * 0.707 * 0.45) / 0.414 + 1 = 8.6 U in e,
+# times 2 / (2 + e), and two roundings.
+TANH = 10 * U
 BF16 = 2.0**-8  # relative error of an element stored as bf16: its roundoff, for eight significant bits
 
 
@@ -75,34 +78,47 @@ def normed_product_bound(x: Floats, normed: Floats, file: MemoryFile, weight: Te
 
 
 def activation_bound(activation: Activation, x: Floats, x_bound: Floats) -> Floats:
-    """For silu(x) and gelu(x), whose slopes are at most 1.1 and 1.13; evaluation adds that of exp and three roundings.
+    """For silu(x), situ(x) and gelu(x), whose slopes are at most 1.1, 1.1 and 1.13; evaluation adds that of exp, of
+    tanh where there is one, and three roundings.
 
     gelu(x) = x / (1 + e^-t): the cubic t has six roundings, which move the quotient by as much of
-    t e^-t / (1 + e^-t). Both stop e^-t where it is 2^115, far below what is asked elsewhere.
+    t e^-t / (1 + e^-t). All stop e^-t where it is 2^115, far below what is asked elsewhere.
     """
     size, moved = np.abs(activation.reference(x)), 1.13 * x_bound
     own = EXP + 3 * U
     if activation is Activation.GELU:
         t = np.clip(2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3), -80, 80)
         own = own + gamma(6) * np.abs(t) / (1 + np.exp(t))
+    if activation is Activation.SITU:
+        own = own + TANH
     return np.asarray(moved + (size + moved) * own + np.abs(x) * 2.0**-115)
 
 
 def gate_bound(
     g: Floats, g_bound: Floats, y: Floats, y_bound: Floats, activation: Activation = Activation.SILU
 ) -> Floats:
-    """For activation(g) * y."""
+    """For activation(g) * y; situ limits y first, by a tanh whose argument and result are rounded."""
+    if activation is Activation.SITU:
+        y = 25 * np.tanh(y / 25)
+        y_bound = y_bound + (np.abs(y) + y_bound) * (TANH + 4 * U)
     size, own = np.abs(activation.reference(g)), activation_bound(activation, g, g_bound)
     return np.asarray(size * y_bound + np.abs(y) * own + own * y_bound + U * size * np.abs(y))
 
 
-def expert_bound(x: Floats, file: MemoryFile, gate: TensorInfo, up: TensorInfo, down: TensorInfo) -> Floats:
-    """For down(silu(gate x) * up x), (rows, outputs): the middle's own bound passes through down, whose product is
-    that of a middle larger by as much."""
+def expert_bound(
+    x: Floats,
+    file: MemoryFile,
+    gate: TensorInfo,
+    up: TensorInfo,
+    down: TensorInfo,
+    activation: Activation = Activation.SILU,
+) -> Floats:
+    """For down(activation(gate x) * up x), (rows, outputs): the middle's own bound passes through down, whose product
+    is that of a middle larger by as much."""
     w = [file.float32(t.name).astype(np.float64) for t in (gate, up, down)]
     g, y = x @ w[0].T, x @ w[1].T
-    middle = silu(g) * y
-    off = gate_bound(g, product_bound(x, file, gate), y, product_bound(x, file, up))
+    middle = activation.gate(g, y)
+    off = gate_bound(g, product_bound(x, file, gate), y, product_bound(x, file, up), activation)
     return np.asarray(product_bound(np.abs(middle) + off, file, down) + off @ np.abs(w[2]).T)
 
 

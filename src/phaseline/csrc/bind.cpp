@@ -179,7 +179,7 @@ NB_MODULE(_native, m) {
         .def("__init__", [](NormWeights* self, std::vector<float> weight, std::vector<float> bias, float eps) {
             new (self) NormWeights{std::move(weight), std::move(bias), eps};
         }, "weight"_a, "bias"_a, "eps"_a);
-    nb::enum_<Act>(m, "Act").value("NONE", Act::NONE).value("SILU", Act::SILU).value("GELU", Act::GELU);
+    nb::enum_<Act>(m, "Act").value("NONE", Act::NONE).value("SILU", Act::SILU).value("GELU", Act::GELU).value("SITU", Act::SITU);
 
     nb::class_<Plan>(m, "Plan", "A program made native.")
         .def("__init__", [](Plan* self, Team& team, const std::string& level, int max_rows, int max_wanted) {
@@ -201,6 +201,12 @@ NB_MODULE(_native, m) {
         .def("add_normalise", [](Plan& p, int x, int out, const NormWeights& norm, int residual, int layer) {
             p.add(make_normalise(p.value(x), p.value(out), norm, residual < 0 ? nullptr : &p.value(residual)), layer);
         }, "x"_a, "out"_a, "norm"_a, "residual"_a, "layer"_a)
+        .def("add_residual_mix", [](Plan& p, std::vector<int> rows, int out, std::vector<float> weight, float eps, int layer) {
+            MixSpec s{{}, &p.value(out), std::move(weight), eps};
+            for (int row : rows) s.rows.push_back(&p.value(row));
+            if (rows.empty() || rows.size() > MAX_MIX) throw nb::value_error("a mix averages one to nine rows");
+            p.add(make_residual_mix(std::move(s)), layer);
+        }, "rows"_a, "out"_a, "weight"_a, "eps"_a, "layer"_a)
         .def("add_rope", [](Plan& p, int x, int out, int head_dim, std::vector<double> frequencies, double magnitude,
                             bool halves, int layer) {
             const int dims = 2 * int(frequencies.size());
@@ -237,12 +243,12 @@ NB_MODULE(_native, m) {
         }, "logits"_a, "chosen"_a, "shares"_a, "bias"_a, "softmax"_a, "groups"_a, "kept_groups"_a, "group_best"_a,
            "renormalise"_a, "scale"_a, "layer"_a)
         .def("add_experts", [](Plan& p, const Matrix& gate, const Matrix& up, const Matrix& down, int experts, int x,
-                               int chosen, int shares, int out, const NormWeights* norm, int residual, int layer) {
+                               int chosen, int shares, int out, const NormWeights* norm, int residual, Act act, int layer) {
             Value* added = residual >= 0 ? &p.value(residual) : nullptr;
             p.add(make_experts({&p.value(x), &p.value(chosen), &p.value(shares), &p.value(out), norm ? *norm : NormWeights{},
-                                &gate, &up, &down, experts, added}), layer);
+                                &gate, &up, &down, experts, added, act}), layer);
         }, "gate"_a, "up"_a, "down"_a, "experts"_a, "x"_a, "chosen"_a, "shares"_a, "out"_a, "norm"_a.none(),
-           "residual"_a, "layer"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
+           "residual"_a, "act"_a, "layer"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
         .def("add_latent", [](Plan& p, int q, int c, int out, nb::ndarray<nb::ndim<4>, nb::c_contig> rows, int group,
                               int latent_layer_index, std::vector<const Matrix*> k_b, std::vector<const Matrix*> v_b,
                               const NormWeights& norm, std::vector<double> frequencies, double magnitude, bool halves,

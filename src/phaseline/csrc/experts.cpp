@@ -128,7 +128,7 @@ class Experts : public Op {
                 return own;
             };
             const Product p{.input = form(s_.up), .weight = s_.up, .out = middle, .first = expert * ff_, .gate = s_.gate,
-                            .gate_input = form(s_.gate), .gate_act = Act::SILU};
+                            .gate_input = form(s_.gate), .gate_act = s_.act};
             run.kernels.product(p, tile.row, tile.count, p0, p1);
         });
         run.spread(long(tiles_.size()), [&](long t) {

@@ -45,9 +45,10 @@ struct Norm {
     float eps = 0;
 };
 
-enum class Act { NONE, SILU, GELU };
+enum class Act { NONE, SILU, GELU, SITU };
 
-// out = residual + act(gate_act(gate * gate_input + gate_bias) * (weight * input + bias)), as far as there are such
+// out = residual + act(gate_act(gate * gate_input + gate_bias) * (weight * input + bias)), as far as there are such; a gate
+// of SITU limits the other side as well: 25 tanh(y / 25)
 struct Product {
     Prepared input;
     const Matrix* weight;
@@ -162,6 +163,16 @@ struct DeltaTile {
 
 constexpr int EVERYTHING = 0x7fffffff;
 
+constexpr int MAX_MIX = 9;  // rows that a mix averages
+
+// Rows of one token, averaged by the softmax of their scores: see program/ops/mix.py.
+struct RowMix {
+    const float* rows[MAX_MIX];
+    int count, width;
+    const float* weight;  // of the scores
+    float eps;
+};
+
 // A tile of up to `tile_rows` queries of one segment that share key head `kv_head`. Query i (row * group + g) of the
 // segment is head kv_head * group + g of its row.
 struct QueryTile {
@@ -212,6 +223,7 @@ struct Kernels {
     void (*product)(const Product& p, int row, int count, int p0, int p1);
     // out = norm of each of `groups` stretches of `width` floats, plus `residual` where it is not null.
     void (*normalise)(const float* x, const float* residual, float* out, int groups, int width, Norm norm);
+    void (*residual_mix)(const RowMix& m, float* out);
     // Rotate pairs of the first `dims` entries of each head: neighbours, or entries dims / 2 apart. Angles are the row's
     // dims / 2 cosines, then as many sines.
     void (*rope)(const float* x, float* out, const float* angles, int heads, int head_dim, int dims, bool halves);

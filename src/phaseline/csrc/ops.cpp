@@ -60,6 +60,23 @@ class Normalise : public Op {
     Value* residual_;
 };
 
+class ResidualMix : public Op {
+  public:
+    explicit ResidualMix(MixSpec spec) : s_(std::move(spec)) {}
+    void run(const Run& run) override {
+        const bool wanted = s_.out->wanted;
+        const int r0 = wanted ? 0 : run.r0, r1 = wanted ? run.step.wanted_count : run.r1;
+        spread_rows(run, r0, r1, [&](int row) {
+            RowMix m{{}, int(s_.rows.size()), int(s_.weight.size()), s_.weight.data(), s_.eps};
+            for (int i = 0; i < m.count; i++) m.rows[i] = s_.rows[size_t(i)]->in().row(row);
+            run.kernels.residual_mix(m, s_.out->rows.row(row));
+        });
+    }
+
+  private:
+    MixSpec s_;
+};
+
 class Rope : public Op {
   public:
     explicit Rope(RopeSpec spec) : s_(spec) {}
@@ -173,6 +190,7 @@ std::unique_ptr<Op> make_select(Value& x, Value& out) { return std::make_unique<
 std::unique_ptr<Op> make_normalise(Value& x, Value& out, NormWeights norm, Value* residual) {
     return std::make_unique<Normalise>(x, out, std::move(norm), residual);
 }
+std::unique_ptr<Op> make_residual_mix(MixSpec spec) { return std::make_unique<ResidualMix>(std::move(spec)); }
 std::unique_ptr<Op> make_rope(RopeSpec spec) { return std::make_unique<Rope>(spec); }
 std::unique_ptr<Op> make_linear(LinearSpec spec) { return std::make_unique<Linear>(std::move(spec)); }
 

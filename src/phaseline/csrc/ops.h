@@ -31,6 +31,14 @@ std::unique_ptr<Op> make_select(Value& x, Value& out);
 // Each stretch of a row that is as long as the norm's weight; `residual` is added if given.
 std::unique_ptr<Op> make_normalise(Value& x, Value& out, NormWeights norm, Value* residual);
 
+struct MixSpec {
+    std::vector<Value*> rows;  // at most MAX_MIX
+    Value* out;
+    std::vector<float> weight;
+    float eps;
+};
+std::unique_ptr<Op> make_residual_mix(MixSpec spec);
+
 struct RopeSpec {
     Value *x, *out;
     int head_dim, dims;
@@ -74,6 +82,7 @@ struct ExpertsSpec {
     const Matrix *gate, *up, *down;  // of all experts, one below the other
     int experts;
     Value* residual;                 // null: none
+    Act act;                         // of the gate
 };
 std::unique_ptr<Op> make_experts(ExpertsSpec spec);
 

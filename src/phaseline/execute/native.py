@@ -29,6 +29,7 @@ from phaseline.program.ops import (
     Norm,
     Normalise,
     Op,
+    ResidualMix,
     Rope,
     RopeSpec,
     Route,
@@ -44,6 +45,7 @@ _ACTS: Mapping[Activation | None, _native.Act] = {
     None: _native.Act.NONE,
     Activation.SILU: _native.Act.SILU,
     Activation.GELU: _native.Act.GELU,
+    Activation.SITU: _native.Act.SITU,
 }
 
 
@@ -210,6 +212,9 @@ class NativeExecutor:
         elif isinstance(op, Normalise):
             residual = n[op.residual] if op.residual else -1
             self._plan.add_normalise(n[op.x], n[op.out], weights.norm(op.norm), residual, layer)
+        elif isinstance(op, ResidualMix):
+            mixed, weight = [n[v] for v in op.inputs()], weights.vector(op.weight.name)
+            self._plan.add_residual_mix(mixed, n[op.out], weight, op.eps, layer)
         elif isinstance(op, Linear):
             norm = weights.norm(op.norm) if op.norm else None
             matrices = [weights.matrix(w.name) for w in op.matrices]
@@ -235,7 +240,7 @@ class NativeExecutor:
             gate, up, down = (weights.matrix(w.name) for w in op.matrices)
             self._plan.add_experts(
                 gate, up, down, op.gate.shape[0], n[op.x], n[op.chosen], n[op.shares], n[op.out],
-                norm, n[op.residual] if op.residual else -1, layer,
+                norm, n[op.residual] if op.residual else -1, _ACTS[op.activation], layer,
             )  # fmt: skip
         elif isinstance(op, LatentAttend):
             rows = self._pool.groups[op.group]["rows"]

@@ -1,7 +1,7 @@
 """From a file to a program: one module per family, chosen by the architecture that the file names."""
 
 from phaseline.errors import FileFormatError, UnsupportedError
-from phaseline.families import deepseek2, gemma3, gpt2, kimi_linear, llama, olmoe, qwen2, qwen3
+from phaseline.families import deepseek2, gemma3, gpt2, kimi_k3, kimi_linear, llama, olmoe, qwen2, qwen3
 from phaseline.families.spec import ModelSpec
 from phaseline.files.base import ModelFile
 from phaseline.program.ir import Program
@@ -10,6 +10,7 @@ _FAMILIES = {
     "deepseek2": deepseek2,
     "gemma3": gemma3,
     "gpt2": gpt2,
+    "kimi-k3": kimi_k3,
     "kimi-linear": kimi_linear,
     "llama": llama,
     "olmoe": olmoe,

@@ -114,14 +114,15 @@ class Decoder:
         self.b.add(Attend(q, k, v, o, layer, spec.heads, spec.kv_heads, spec.head_dim, scale, group, window))
         return o
 
-    def close(self, h: Value, part: str, x: Value, *, post_norm: str | None = None, name: str = "x") -> Value:
-        """x plus the product of h with the matrix `part`, normed first where a norm is named; called `name`."""
+    def close(self, h: Value, part: str, x: Value | None, *, post_norm: str | None = None, name: str = "x") -> Value:
+        """x, if any, plus the product of h with the matrix `part`, normed first where a norm is named; as `name`."""
+        width = self.spec.width
         (y,) = linear(
             self.b,
             h,
-            [self.matrix(part, x.width, h.width)],
+            [self.matrix(part, width, h.width)],
             ("y" if post_norm else name,),
-            biases=self.biases({part: x.width}) if self.biased else (),
+            biases=self.biases({part: width}) if self.biased else (),
             residual=None if post_norm else x,
         )
         return normalise(self.b, y, self.norm(post_norm), name, residual=x) if post_norm else y
@@ -149,10 +150,17 @@ class Decoder:
         q, k = self.turn(q, rope), self.turn(k, rope)
         return self.close(self.attend(q, k, v, scale=scale, window=window), "attn_output", x, post_norm=post_norm)
 
-    def gated(self, x: Value, *, activation: Activation = Activation.SILU, post_norm: str | None = None) -> Value:
-        """act(gate) * up, then down (Shazeer 2020)."""
+    def gated(
+        self,
+        x: Value,
+        *,
+        source: Value | None = None,
+        activation: Activation = Activation.SILU,
+        post_norm: str | None = None,
+    ) -> Value:
+        """x plus what act(gate) * up, then down (Shazeer 2020), make of the normed `source`, or of x itself."""
         gate_up = [self.matrix(part, self.spec.ff, x.width) for part in ("ffn_gate", "ffn_up")]
-        (h,) = linear(self.b, x, gate_up, ("h",), norm=self.norm("ffn_norm"), gate=activation)
+        (h,) = linear(self.b, source or x, gate_up, ("h",), norm=self.norm("ffn_norm"), gate=activation)
         return self.close(h, "ffn_down", x, post_norm=post_norm)
 
     def finish(self, x: Value, state: Sequence[StateSpec] | None = None) -> Program:

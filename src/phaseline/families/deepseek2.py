@@ -31,5 +31,5 @@ def build(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> Program:
     d = Decoder(spec, tensors)
     x = d.embed()
     for layer in d.layers():
-        x = mixture(d, latent_attention(d, x, spec.rope, layer))
+        x = mixture(d, d.close(latent_attention(d, x, spec.rope, layer), "attn_output", x))
     return d.finish(x, (PagedLatent(spec.layers, spec.latent.rank + spec.latent.pe),))

@@ -1,11 +1,12 @@
 """Kimi delta attention: what a file says of it, and the block it makes."""
 
 from phaseline.families.blocks import Decoder
-from phaseline.families.spec import DeltaSpec, Settings
+from phaseline.families.latent import latent_attention
+from phaseline.families.spec import DeltaSpec, ModelSpec, Settings
 from phaseline.files.base import TensorInfo
 from phaseline.program.ir import Rows, Value
 from phaseline.program.ops import Decay, DeltaAttend, RMSNorm, linear
-from phaseline.program.state import Recurrent
+from phaseline.program.state import PagedLatent, Recurrent, StateSpec
 
 _EVERY = 512  # positions from one kept snapshot to the next: a whole chunk, as chunks are by default
 
@@ -18,29 +19,51 @@ def read_delta(s: Settings) -> DeltaSpec:
     return DeltaSpec(heads, s.integer("kda.head_dim", high=1024), taps, tuple(not n for n in keys))
 
 
-def delta_state(delta: DeltaSpec) -> Recurrent:
-    """What those layers carry on."""
-    width = delta.heads * delta.dim
-    parts = (("state", (delta.heads, delta.dim, delta.dim)), ("window", (delta.taps - 1, 3 * width)))
-    return Recurrent(sum(delta.layers), parts, _EVERY)
+def hybrid_state(spec: ModelSpec) -> tuple[StateSpec, ...]:
+    """Latents, then what delta attention carries on; a model with layers of one kind alone has one group."""
+    delta, latent = spec.delta, spec.latent
+    assert delta is not None and latent is not None
+    groups: list[StateSpec] = []
+    if not all(delta.layers):
+        groups.append(PagedLatent(delta.layers.count(False), latent.rank + latent.pe))
+    if any(delta.layers):
+        width = delta.heads * delta.dim
+        parts = (("state", (delta.heads, delta.dim, delta.dim)), ("window", (delta.taps - 1, 3 * width)))
+        groups.append(Recurrent(sum(delta.layers), parts, _EVERY))
+    return tuple(groups)
+
+
+def hybrid_attention(d: Decoder, x: Value, *, gated: bool = False) -> Value:
+    """The attention that the present layer has, its output still to be projected. gated: that of latents is."""
+    assert d.spec.delta is not None
+    layers = d.spec.delta.layers
+    recurrent = layers[d.b.layer]
+    before = layers[: d.b.layer].count(recurrent)  # layers of its kind
+    if recurrent:
+        return delta_attention(d, x, before, 0 if all(layers) else 1)
+    return latent_attention(d, x, None, before, gated=gated)
 
 
 def delta_attention(d: Decoder, x: Value, layer: int, group: int) -> Value:
-    """x plus the delta attention of one layer, whose state is layer `layer` of state group `group`."""
+    """The delta attention of one layer to the normed rows, whose state is layer `layer` of state group `group`; its
+    output still to be projected. The gate of what it reads is one matrix, or the product of two."""
     delta, b = d.spec.delta, d.b
     assert delta is not None
     heads, dim, width = delta.heads, delta.dim, delta.heads * delta.dim
-    parts = {"attn_q": width, "attn_k": width, "attn_v": width, "ssm_f_a": dim, "ssm_g_a": dim, "ssm_beta": heads}
+    factored = b.has(d.name("ssm_g_a.weight"))
+    parts = {"attn_q": width, "attn_k": width, "attn_v": width, "ssm_f_a": dim, "ssm_beta": heads}
+    parts |= {"ssm_g_a": dim} if factored else {"ssm_g": width}
     matrices = [d.matrix(part, outputs, x.width) for part, outputs in parts.items()]
-    q, k, v, f, z, beta = linear(b, x, matrices, ("q", "k", "v", "f", "z", "beta"), norm=d.norm("attn_norm"))
+    q, k, v, f, beta, gate = linear(b, x, matrices, ("q", "k", "v", "f", "beta", "z"), norm=d.norm("attn_norm"))
     (decay,) = linear(b, f, [d.matrix("ssm_f_b", width, dim)], ("decay",))
-    (gate,) = linear(b, z, [d.matrix("ssm_g_b", width, dim)], ("gate",))
+    if factored:
+        (gate,) = linear(b, gate, [d.matrix("ssm_g_b", width, dim)], ("gate",))
     rate = b.aligned(d.name("ssm_a"), heads, 1)
     shift = b.weight(d.name("ssm_dt.bias"), width)
     norm = RMSNorm(b.weight(d.name("ssm_norm.weight"), dim), d.spec.norm_eps)
     o, taps = Value("o", Rows.TOKENS, width), _taps(d, delta)
-    b.add(DeltaAttend(q, k, v, decay, beta, gate, o, taps, Decay(rate, shift), norm, layer, group))
-    return d.close(o, "attn_output", x)
+    b.add(DeltaAttend(q, k, v, decay, beta, gate, o, taps, Decay(rate, shift, delta.lowest), norm, layer, group))
+    return o
 
 
 def _taps(d: Decoder, delta: DeltaSpec) -> tuple[TensorInfo, TensorInfo, TensorInfo]:

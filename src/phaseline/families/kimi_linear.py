@@ -6,13 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from phaseline.families.blocks import Decoder
-from phaseline.families.delta import delta_attention, delta_state, read_delta
-from phaseline.families.latent import latent_attention, read_unturned_latent
+from phaseline.families.delta import hybrid_attention, hybrid_state, read_delta
+from phaseline.families.latent import read_unturned_latent
 from phaseline.families.moe import mixture, read_moe
 from phaseline.families.spec import ModelSpec, Settings, decoder_spec
 from phaseline.files.base import TensorInfo
 from phaseline.program.ir import Program
-from phaseline.program.state import PagedLatent, StateSpec
 
 
 def spec_from(meta: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> ModelSpec:
@@ -28,19 +27,9 @@ def spec_from(meta: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Mod
 
 
 def build(spec: ModelSpec, tensors: Mapping[str, TensorInfo]) -> Program:
-    """The program of one step. A model may have layers of one kind alone: it then has one state group."""
-    assert spec.latent is not None and spec.delta is not None
-    d, recurrent = Decoder(spec, tensors), spec.delta.layers
-    state: list[StateSpec] = []
-    if not all(recurrent):
-        state.append(PagedLatent(recurrent.count(False), spec.latent.rank + spec.latent.pe))
-    if any(recurrent):
-        state.append(delta_state(spec.delta))
+    """The program of one step."""
+    d = Decoder(spec, tensors)
     x = d.embed()
-    for n in d.layers():
-        before = recurrent[:n].count(recurrent[n])  # layers of its kind
-        if recurrent[n]:
-            x = mixture(d, delta_attention(d, x, before, len(state) - 1))
-        else:
-            x = mixture(d, latent_attention(d, x, None, before))
-    return d.finish(x, state)
+    for _ in d.layers():
+        x = mixture(d, d.close(hybrid_attention(d, x), "attn_output", x))
+    return d.finish(x, hybrid_state(spec))

@@ -8,7 +8,7 @@ from phaseline.families.blocks import Decoder
 from phaseline.families.rope import read_rope
 from phaseline.families.spec import LatentSpec, Settings
 from phaseline.program.ir import Rows, Value
-from phaseline.program.ops import HeadWeights, LatentAttend, RMSNorm, RopeSpec, linear
+from phaseline.program.ops import HeadWeights, LatentAttend, RMSNorm, RopeSpec, gate, linear
 
 
 def read_latent(s: Settings) -> LatentSpec:
@@ -58,15 +58,17 @@ def _latent_spec(s: Settings, rank: int, pe: int, head: int, value: int) -> Late
     return LatentSpec(q_rank, rank, head - pe, pe, value, head**-0.5)
 
 
-def latent_attention(d: Decoder, x: Value, rope: RopeSpec | None, layer: int) -> Value:
-    """x plus the latent attention of one layer, whose rows are layer `layer` of state group 0."""
+def latent_attention(d: Decoder, x: Value, rope: RopeSpec | None, layer: int, *, gated: bool = False) -> Value:
+    """The latent attention of one layer to the normed rows, whose latents are layer `layer` of state group 0; its
+    output still to be projected. gated: element by element, by a product of the same rows."""
     spec, latent, b = d.spec, d.spec.latent, d.b
     assert latent is not None
     heads, rank, nope, value = spec.heads, latent.rank, latent.nope, latent.value
     q_width, norm = heads * (nope + latent.pe), d.norm("attn_norm")
     first = ("attn_q_a", latent.q_rank) if latent.q_rank else ("attn_q", q_width)
-    matrices = [d.matrix(*first, x.width), d.matrix("attn_kv_a_mqa", rank + latent.pe, x.width)]
-    q, c = linear(b, x, matrices, ("q", "c"), norm=norm)
+    parts = dict([first, ("attn_kv_a_mqa", rank + latent.pe)]) | ({"attn_gate": heads * value} if gated else {})
+    matrices = [d.matrix(part, outputs, x.width) for part, outputs in parts.items()]
+    q, c, *z = linear(b, x, matrices, ("q", "c", "z")[: len(parts)], norm=norm)
     if latent.q_rank:
         (q,) = linear(b, q, [d.matrix("attn_q_b", q_width, q.width)], ("q",), norm=d.norm("attn_q_a_norm", q.width))
     if b.has(d.name("attn_kv_b.weight")):
@@ -78,4 +80,4 @@ def latent_attention(d: Decoder, x: Value, rope: RopeSpec | None, layer: int) ->
     o = Value("o", Rows.TOKENS, heads * value)
     row_norm = RMSNorm(b.weight(d.name("attn_kv_a_norm.weight"), rank), spec.norm_eps)
     b.add(LatentAttend(q, c, o, row_norm, rope, k_b, v_b, latent.scale, layer))
-    return d.close(o, "attn_output", x)
+    return gate(b, o, *z) if gated else o

@@ -41,21 +41,29 @@ def read_moe(s: Settings, ff: int, *, renormalise: bool, scores: str = "softmax"
     return MoeSpec(router, ff, shared_ff, s.integer("leading_dense_block_count", 0, low=0))
 
 
-def mixture(d: Decoder, x: Value) -> Value:
-    """x plus what its experts answer, and the shared experts, all on the normed row; a plain gated block in the layers
-    that have no experts."""
-    moe = d.spec.moe
+def mixture(d: Decoder, x: Value, *, source: Value | None = None, activation: Activation = Activation.SILU) -> Value:
+    """x plus what its experts answer, and the shared experts, all on the normed `source`, or on x itself; a plain gated
+    block in the layers that have no experts. Routed experts that work in a space of their own read and answer there,
+    and their answer is normed on its way back."""
+    moe, source = d.spec.moe, source or x
     if moe is None or d.b.layer < moe.dense_layers:
-        return d.gated(x)
-    b, norm, count = d.b, d.norm("ffn_norm"), moe.router.experts
-    (logits,) = linear(b, x, [d.matrix("ffn_gate_inp", count, x.width)], ("logits",), norm=norm)
+        return d.gated(x, source=source, activation=activation)
+    b, norm, count, inner = d.b, d.norm("ffn_norm"), moe.router.experts, moe.latent or x.width
+    parts = {"ffn_gate_inp": count} | ({"ffn_routed_down": inner} if moe.latent else {})
+    matrices = [d.matrix(part, outputs, x.width) for part, outputs in parts.items()]
+    logits, *latent = linear(b, source, matrices, ("logits", "u")[: len(parts)], norm=norm)
     bias = b.weight(d.name("exp_probs_b.bias"), count) if b.has(d.name("exp_probs_b.bias")) else None
     chosen = route(b, logits, moe.router, bias)
     y = x
     if moe.shared_ff:
         gate_up = [d.matrix(part, moe.shared_ff, x.width) for part in ("ffn_gate_shexp", "ffn_up_shexp")]
-        (h,) = linear(b, x, gate_up, ("h",), norm=norm, gate=Activation.SILU)
+        (h,) = linear(b, source, gate_up, ("h",), norm=norm, gate=activation)
         y = d.close(h, "ffn_down_shexp", x, name="y")
-    gate, up = (b.weight(d.name(f"ffn_{part}_exps.weight"), count, moe.ff, x.width) for part in ("gate", "up"))
-    down = b.weight(d.name("ffn_down_exps.weight"), count, x.width, moe.ff)
-    return experts(b, x, (gate, up, down), chosen, "x", norm=norm, residual=y)
+    gate, up = (b.weight(d.name(f"ffn_{part}_exps.weight"), count, moe.ff, inner) for part in ("gate", "up"))
+    stacks = (gate, up, b.weight(d.name("ffn_down_exps.weight"), count, inner, moe.ff))
+    if not moe.latent:
+        return experts(b, source, stacks, chosen, "x", norm=norm, residual=y, activation=activation)
+    e = experts(b, latent[0], stacks, chosen, "e", activation=activation)
+    up = d.matrix("ffn_routed_up", x.width, inner)
+    (out,) = linear(b, e, [up], ("x",), norm=d.norm("ffn_routed_norm", inner), residual=y)
+    return out

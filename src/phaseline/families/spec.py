@@ -17,6 +17,7 @@ class MoeSpec:
     ff: int  # of one expert
     shared_ff: int = 0  # of the experts that serve every row, together
     dense_layers: int = 0
+    latent: int = 0  # width of the space that routed experts work in; 0: the model's own
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class DeltaSpec:
     dim: int  # of a head
     taps: int  # latest rows that a convolution reads, its own included
     layers: tuple[bool, ...]
+    lowest: float | None = None  # of log decays, where there is a bound
 
 
 @dataclass(frozen=True)

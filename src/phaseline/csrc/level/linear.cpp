@@ -113,8 +113,13 @@ Float apply(Act act, Float x) {
     switch (act) {
         case Act::SILU: return times_sigmoid(x, x);
         case Act::GELU: return times_sigmoid(x, fma(splat(0.044715f) * x * x, x, x) * splat(1.5957691f));
+        case Act::SITU: return times_sigmoid(splat(4.0f) * tanh(splat(0.25f) * x), x);
         default: return x;
     }
+}
+
+Float gated(Act act, Float gate, Float x) {
+    return apply(act, gate) * (act == Act::SITU ? splat(25.0f) * tanh(splat(0.04f) * x) : x);
 }
 
 void add_bias(const float* bias, int panel, int count, Float* y) {
@@ -134,7 +139,7 @@ void product(const Product& p, int row, int count, int p0, int p1) {
         if (p.gate) {
             compute(*p.gate, panel, p.cold, p.gate_input.tile(row), g);
             add_bias(p.gate_bias, panel, count, g);
-            for (int r = 0; r < count; r++) y[r] = apply(p.gate_act, g[r]) * y[r];
+            for (int r = 0; r < count; r++) y[r] = gated(p.gate_act, g[r], y[r]);
         }
         const int lanes = outputs - panel * PANEL < PANEL ? outputs - panel * PANEL : PANEL;
         const int column = panel * PANEL - p.first;

@@ -12,6 +12,7 @@ const phaseline::Kernels kernels = {
     .prepare = prepare,
     .product = product,
     .normalise = normalise,
+    .residual_mix = residual_mix,
     .rope = rope,
     .store_kv = store_kv,
     .attend = attend,

@@ -17,6 +17,7 @@ void prepare(phaseline::RowsIn x, int row, int count, int cols, phaseline::Norm 
              float* scratch);
 void product(const phaseline::Product& p, int row, int count, int p0, int p1);
 void normalise(const float* x, const float* residual, float* out, int groups, int width, phaseline::Norm norm);
+void residual_mix(const phaseline::RowMix& m, float* out);
 void rope(const float* x, float* out, const float* angles, int heads, int head_dim, int dims, bool halves);
 void store_kv(const phaseline::KvLayer& kv, const float* k, const float* v, int page, int offset);
 void attend(const phaseline::KvLayer& kv, const phaseline::QueryTile& t, int split, phaseline::Partial& into,

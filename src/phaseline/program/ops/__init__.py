@@ -6,6 +6,7 @@ from phaseline.program.ops.delta import Decay, DeltaAttend
 from phaseline.program.ops.experts import Experts, Route, Router, experts, route
 from phaseline.program.ops.latent import HeadWeights, LatentAttend
 from phaseline.program.ops.linear import Activation, Linear, linear
+from phaseline.program.ops.mix import Gate, ResidualMix, gate, residual_mix
 from phaseline.program.ops.norm import LayerNorm, Norm, Normalise, RMSNorm, normalise
 from phaseline.program.ops.rope import Rope, RopeSpec, Yarn
 from phaseline.program.ops.rows import Embed, SelectRows
@@ -19,6 +20,7 @@ __all__ = [
     "DeltaAttend",
     "Embed",
     "Experts",
+    "Gate",
     "HeadWeights",
     "LatentAttend",
     "LayerNorm",
@@ -27,6 +29,7 @@ __all__ = [
     "Normalise",
     "Op",
     "RMSNorm",
+    "ResidualMix",
     "Rope",
     "RopeSpec",
     "Route",
@@ -36,7 +39,9 @@ __all__ = [
     "Work",
     "Yarn",
     "experts",
+    "gate",
     "linear",
     "normalise",
+    "residual_mix",
     "route",
 ]

@@ -8,7 +8,7 @@ from phaseline.errors import UnsupportedError
 from phaseline.files.base import TensorInfo
 from phaseline.program.ir import Builder, Value
 from phaseline.program.ops.base import Array, Context, Cost, Work
-from phaseline.program.ops.linear import silu
+from phaseline.program.ops.linear import Activation
 from phaseline.program.ops.norm import Norm
 from phaseline.program.sparse import distinct_experts
 
@@ -106,7 +106,7 @@ class Route:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Experts:
-    """out = residual + sum over the row's chosen e of share * down_e(silu(gate_e(h)) * up_e(h)), h = norm(x).
+    """out = residual + sum over the row's chosen e of share * down_e(act(gate_e(h)) * up_e(h)), h = norm(x).
 
     Rows are grouped by expert, so that a step reads each expert's weights at most once.
     """
@@ -120,6 +120,7 @@ class Experts:
     shares: Value
     out: Value
     residual: Value | None
+    activation: Activation = Activation.SILU  # gates `up`, as `Activation.gate` has it
 
     @property
     def matrices(self) -> tuple[TensorInfo, ...]:
@@ -133,7 +134,8 @@ class Experts:
     def describe(self) -> str:
         x = self.norm.describe(self.x.name) if self.norm else self.x.name
         names = " | ".join(w.name for w in self.matrices)
-        body = f"experts({x}, {self.chosen.name}, {self.shares.name}, {names})"
+        act = "" if self.activation is Activation.SILU else f"{self.activation.value}_"
+        body = f"{act}experts({x}, {self.chosen.name}, {self.shares.name}, {names})"
         return f"{self.out.name} = {f'{self.residual.name} + ' if self.residual else ''}{body}"
 
     def weights(self) -> tuple[TensorInfo, ...]:
@@ -170,7 +172,7 @@ class Experts:
         out = np.zeros((len(x), self.out.width), x.dtype)
         for e in np.unique(chosen):
             rows, place = np.nonzero(chosen == e)
-            h = silu(x[rows] @ gate[e].T) * (x[rows] @ up[e].T)  # (rows of this expert, ff)
+            h = self.activation.gate(x[rows] @ gate[e].T, x[rows] @ up[e].T)  # (rows of this expert, ff)
             out[rows] += shares[rows, place][:, None] * (h @ down[e].T)
         ctx.values[self.out] = out + ctx.values[self.residual] if self.residual else out
 
@@ -193,6 +195,7 @@ def experts(
     *,
     norm: Norm | None = None,
     residual: Value | None = None,
+    activation: Activation = Activation.SILU,
 ) -> Value:
     """Append Experts with stacked weights (gate, up, down). Shapes are checked here, so that an executor need not."""
     gate, up, down = matrices
@@ -206,5 +209,5 @@ def experts(
     if residual and residual.width != down.shape[1]:
         raise UnsupportedError("experts: a residual needs the output's width")
     out = Value(name, x.rows, down.shape[1])
-    b.add(Experts(x, norm, gate, up, down, *routed, out, residual))
+    b.add(Experts(x, norm, gate, up, down, *routed, out, residual, activation))
     return out

@@ -27,14 +27,26 @@ def gelu(x: Array) -> Array:
     return x / (1 + np.exp(-np.maximum(twice, -80)))  # type: ignore[no-any-return]
 
 
+def situ(x: Array) -> Array:
+    """4 tanh(x / 4) sigmoid(x): silu that levels off (Kimi K3)."""
+    return 4 * np.tanh(x / 4) / (1 + np.exp(-np.maximum(x, -80)))  # type: ignore[no-any-return]
+
+
 class Activation(Enum):
     """What is applied to a product, element by element."""
 
     SILU = "silu"
     GELU = "gelu"
+    SITU = "situ"
 
     def reference(self, x: Array) -> Array:
-        return silu(x) if self is Activation.SILU else gelu(x)
+        return {Activation.SILU: silu, Activation.GELU: gelu, Activation.SITU: situ}[self](x)
+
+    def gate(self, g: Array, u: Array) -> Array:
+        """activation(g) * u, where u levels off as well under situ: 25 tanh(u / 25)."""
+        if self is Activation.SITU:
+            u = 25 * np.tanh(u / 25)
+        return self.reference(g) * u
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -42,7 +54,8 @@ class Linear:
     """outs = norm(x) @ matrices[i].T + biases[i], all sharing one prepared input.
 
     The outputs of all matrices, side by side, are cut into `outs`. gate: two matrices make one output,
-    gate(first) * second. activation: applied to every output. residual: added to the single output, last.
+    gate(first) * second, as `Activation.gate` has it. activation: applied to every output. residual:
+    added to the single output, last.
     """
 
     x: Value
@@ -89,7 +102,7 @@ class Linear:
         ys = [x @ ctx.weights[w.name].T for w in self.matrices]  # each (rows, outputs)
         if self.biases:
             ys = [y + ctx.weights[b.name] for y, b in zip(ys, self.biases, strict=True)]
-        y = self.gate.reference(ys[0]) * ys[1] if self.gate else np.concatenate(ys, axis=1)
+        y = self.gate.gate(ys[0], ys[1]) if self.gate else np.concatenate(ys, axis=1)
         if self.activation:
             y = self.activation.reference(y)
         if self.residual:
