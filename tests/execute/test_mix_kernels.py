@@ -1,4 +1,5 @@
-"""The residual mix at every level against exact arithmetic: any number of rows, ragged widths, scores near and far."""
+"""The residual mix and gates at every level against exact arithmetic: any number of rows, ragged widths, scores near
+and far."""
 
 from collections.abc import Sequence
 
@@ -11,7 +12,7 @@ from phaseline.errors import UnsupportedError
 from phaseline.files.base import TensorInfo
 from phaseline.program.cost import prefill_work
 from phaseline.program.ir import Program, Rows, Value
-from phaseline.program.ops import SelectRows, residual_mix
+from phaseline.program.ops import SelectRows, gate, residual_mix
 from phaseline.program.ops.mix import BANK
 from support.bounds import EXP, U, assert_within, gamma
 from support.memory_file import MemoryFile
@@ -131,3 +132,34 @@ def test_it_costs_what_it_reads() -> None:
     cost = op.cost(prefill_work(7))
     assert cost.flops == 6 * 7 * 5 * 100 and cost.bytes == 400
     assert op.cost(prefill_work(0)).bytes == 0
+
+
+@pytest.mark.parametrize("width", [1, 16, 40, 100])
+def test_a_gate(width: int) -> None:
+    """x * sigmoid(z): an exp, and three roundings."""
+    rng, file = np.random.default_rng(width), MemoryFile()
+    tables = [(rng.normal(size=(TOKENS + 1, width)) * size).astype(np.float32) for size in (3, 20)]
+    tables[1][NOTHING] = np.nan
+    small = Small(file)
+    x, z = (small.input(name, table) for name, table in zip("xz", tables, strict=True))
+    program, tokens = small.finish([gate(small.builder, x, z)], TOKENS + 1), list(range(TOKENS))
+    exact, by = (table[:TOKENS].astype(np.float64) for table in tables)
+    want = exact / (1 + np.exp(-by))
+    assert np.allclose(run(reference(file, program), tokens)[:, :width], want, rtol=1e-14, atol=0)
+    results = {}
+    for level in _native.levels():
+        executor = native(file, program, level=level, max_rows=TOKENS)
+        assert np.isnan(run(executor, [NOTHING] * TOKENS)[:, :width]).all()
+        results[level] = run(executor, tokens)
+        assert_within(results[level][:, :width], want, np.abs(want) * (EXP + 3 * U))
+        assert same_bits(run(executor, tokens[:5]), results[level][:5])
+    assert_levels_agree(results)
+    with pytest.raises(AssertionError, match="out of bounds"):
+        assert_within(results["portable"][:, :width], by / (1 + np.exp(-exact)), np.abs(want) * (EXP + 3 * U))
+
+
+def test_gates_that_do_not_fit_are_refused() -> None:
+    small = Small(MemoryFile())
+    x, z = small.input("x", np.ones((3, 8))), small.input("z", np.ones((3, 9)))
+    with pytest.raises(UnsupportedError, match="z of width 9 is none for x of width 8"):
+        gate(small.builder, x, z)

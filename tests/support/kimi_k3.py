@@ -135,7 +135,10 @@ def sigmoid(x: Floats) -> Floats:
 
 
 class Equations:
-    """The block as it is published, one token after the other, one head after the other. `mistake`: one of MISTAKES."""
+    """The block as it is published, one token after the other, one head after the other.
+
+    `mistake`: one of MISTAKES. `moved`: each weight is off by up to as much of itself, at random.
+    """
 
     MISTAKES = (
         "scores exchanged",
@@ -151,13 +154,16 @@ class Equations:
         "decay without a bound",
     )
 
-    def __init__(self, model: Model, mistake: str = "") -> None:
+    def __init__(self, model: Model, mistake: str = "", *, moved: float = 0.0) -> None:
         assert not mistake or mistake in self.MISTAKES
-        self.file, self.spec, self.mistake = model.file, model.spec, mistake
+        self.spec, self.mistake = model.spec, mistake
+        rng = np.random.default_rng(0)
+        plain = {name: model.file.float32(name).astype(np.float64) for name in model.file.tensors}
+        self.weights = {name: w * (1 + rng.uniform(-moved, moved, w.shape)) for name, w in plain.items()}
         self.eps, self.bank_every = model.spec.norm_eps, model.spec.bank_every  # type: ignore[attr-defined]
 
     def w(self, name: str) -> Floats:
-        return self.file.float32(name).astype(np.float64)
+        return self.weights[name]
 
     def rms(self, x: Floats, weight: Floats | float = 1.0) -> Floats:
         return x / np.sqrt(np.mean(x**2) + self.eps) * weight
@@ -183,7 +189,7 @@ class Equations:
             if banked:
                 bank.append(x)
             h = self.rms(a, self.w(at + "attn_norm.weight"))
-            y = (self.delta if at + "ssm_a" in self.file.tensors else self.latent)(at, h, self.state[n])
+            y = (self.delta if at + "ssm_a" in self.weights else self.latent)(at, h, self.state[n])
             x = y if banked and self.mistake != "row kept where it is banked" else x + y
             h = self.rms(self.mix(bank, x, self.w(f"{at}{names[1]}.weight")), self.w(at + "ffn_norm.weight"))
             x = x + self.feed_forward(at, h)
@@ -255,7 +261,7 @@ class Equations:
         return z.reshape(heads, -1).T.ravel() if self.mistake == "gate on the wrong axis" else z
 
     def feed_forward(self, at: str, h: Floats) -> Floats:
-        if at + "ffn_gate.weight" in self.file.tensors:
+        if at + "ffn_gate.weight" in self.weights:
             return self.network(*(self.w(f"{at}ffn_{part}.weight") for part in ("gate", "up", "down")), h)
         moe = self.spec.moe
         assert moe is not None

@@ -65,15 +65,19 @@ class TinyWriter:
 
     def matrix(self, name: str, rows: int, cols: int, std: float | None = None) -> None:
         """`name`.weight of that standard deviation, such that outputs are of the inputs' size where not stated."""
-        chosen = next((f for part, f in self._formats.items() if part in name + ".weight"), self._format)
+        chosen = self._chosen(name)
         values = encode(self._rng, chosen, rows, cols, cols**-0.5 if std is None else std)
         self._writer.add_tensor(name + ".weight", values, raw_dtype=GGMLQuantizationType[chosen])
 
     def stack(self, name: str, count: int, rows: int, cols: int, std: float | None = None) -> None:
         """`name`.weight as that many matrices, one below the other."""
-        values = encode(self._rng, self._format, count * rows, cols, cols**-0.5 if std is None else std)
+        chosen = self._chosen(name)
+        values = encode(self._rng, chosen, count * rows, cols, cols**-0.5 if std is None else std)
         raw = values.reshape(count, rows, -1)
-        self._writer.add_tensor(name + ".weight", raw, raw_dtype=GGMLQuantizationType[self._format])
+        self._writer.add_tensor(name + ".weight", raw, raw_dtype=GGMLQuantizationType[chosen])
+
+    def _chosen(self, name: str) -> str:
+        return next((f for part, f in self._formats.items() if part in name + ".weight"), self._format)
 
     def vector(self, name: str, width: int, mean: float = 0.0, std: float = 0.1) -> None:
         """The float32 tensor `name`."""

@@ -201,6 +201,9 @@ NB_MODULE(_native, m) {
         .def("add_normalise", [](Plan& p, int x, int out, const NormWeights& norm, int residual, int layer) {
             p.add(make_normalise(p.value(x), p.value(out), norm, residual < 0 ? nullptr : &p.value(residual)), layer);
         }, "x"_a, "out"_a, "norm"_a, "residual"_a, "layer"_a)
+        .def("add_gate", [](Plan& p, int x, int gate, int out, int layer) {
+            p.add(make_gate(p.value(x), p.value(gate), p.value(out)), layer);
+        }, "x"_a, "gate"_a, "out"_a, "layer"_a)
         .def("add_residual_mix", [](Plan& p, std::vector<int> rows, int out, std::vector<float> weight, float eps, int layer) {
             MixSpec s{{}, &p.value(out), std::move(weight), eps};
             for (int row : rows) s.rows.push_back(&p.value(row));

@@ -60,6 +60,20 @@ class Normalise : public Op {
     Value* residual_;
 };
 
+class Gate : public Op {
+  public:
+    Gate(Value& x, Value& gate, Value& out) : x_(x), gate_(gate), out_(out) {}
+    void run(const Run& run) override {
+        spread_rows(run, run.r0, run.r1, [&](int row) {
+            memcpy(out_.rows.row(row), x_.in().row(row), x_.rows.stride * sizeof(float));
+            run.kernels.gate(gate_.in().row(row), out_.rows.row(row), int(x_.rows.stride));
+        });
+    }
+
+  private:
+    Value &x_, &gate_, &out_;
+};
+
 class ResidualMix : public Op {
   public:
     explicit ResidualMix(MixSpec spec) : s_(std::move(spec)) {}
@@ -190,6 +204,7 @@ std::unique_ptr<Op> make_select(Value& x, Value& out) { return std::make_unique<
 std::unique_ptr<Op> make_normalise(Value& x, Value& out, NormWeights norm, Value* residual) {
     return std::make_unique<Normalise>(x, out, std::move(norm), residual);
 }
+std::unique_ptr<Op> make_gate(Value& x, Value& gate, Value& out) { return std::make_unique<Gate>(x, gate, out); }
 std::unique_ptr<Op> make_residual_mix(MixSpec spec) { return std::make_unique<ResidualMix>(std::move(spec)); }
 std::unique_ptr<Op> make_rope(RopeSpec spec) { return std::make_unique<Rope>(spec); }
 std::unique_ptr<Op> make_linear(LinearSpec spec) { return std::make_unique<Linear>(std::move(spec)); }

@@ -31,6 +31,9 @@ std::unique_ptr<Op> make_select(Value& x, Value& out);
 // Each stretch of a row that is as long as the norm's weight; `residual` is added if given.
 std::unique_ptr<Op> make_normalise(Value& x, Value& out, NormWeights norm, Value* residual);
 
+// out = x * sigmoid(gate)
+std::unique_ptr<Op> make_gate(Value& x, Value& gate, Value& out);
+
 struct MixSpec {
     std::vector<Value*> rows;  // at most MAX_MIX
     Value* out;

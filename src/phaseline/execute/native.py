@@ -22,6 +22,7 @@ from phaseline.program.ops import (
     DeltaAttend,
     Embed,
     Experts,
+    Gate,
     HeadWeights,
     LatentAttend,
     LayerNorm,
@@ -212,6 +213,8 @@ class NativeExecutor:
         elif isinstance(op, Normalise):
             residual = n[op.residual] if op.residual else -1
             self._plan.add_normalise(n[op.x], n[op.out], weights.norm(op.norm), residual, layer)
+        elif isinstance(op, Gate):
+            self._plan.add_gate(n[op.x], n[op.gate], n[op.out], layer)
         elif isinstance(op, ResidualMix):
             mixed, weight = [n[v] for v in op.inputs()], weights.vector(op.weight.name)
             self._plan.add_residual_mix(mixed, n[op.out], weight, op.eps, layer)

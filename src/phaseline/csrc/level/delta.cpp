@@ -17,7 +17,6 @@ constexpr int AT_ONCE = 2;  // strips whose sums a pass keeps in registers
 constexpr int AT_ONCE = 1;
 #endif
 
-Float load_up_to(const float* p, int n) { return n >= LANES ? load(p) : load_first(p, n); }
 Float sigmoid(Float x) { return splat(1.0f) / (splat(1.0f) + sound_exp(zero() - x)); }
 
 // log(1 + e^x): the larger of x and 0, plus log(1 + u) = 2 atanh(z) for u = e^-|x| and z = u / (2 + u) <= 1/3, where eight

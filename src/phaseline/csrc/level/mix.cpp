@@ -10,8 +10,6 @@ namespace {
 
 static_assert(MAX_MIX <= LANES);
 
-Float load_up_to(const float* p, int n) { return n >= LANES ? load(p) : load_first(p, n); }
-
 // sum(x / sqrt(mean(x^2) + eps) * weight)
 float score(const float* x, const RowMix& m) {
     Float squares = zero(), products = zero();

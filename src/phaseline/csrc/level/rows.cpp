@@ -8,8 +8,6 @@ using namespace phaseline;
 
 namespace {
 
-Float load_up_to(const float* p, int n) { return n >= LANES ? load(p) : load_first(p, n); }
-
 // The sum over lanes of `add`, which puts sixteen entries of x into an accumulator.
 template <class F> float sum_over(const float* x, int n, F add) {
     Float acc = zero();

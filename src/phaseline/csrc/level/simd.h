@@ -327,6 +327,9 @@ inline float largest(const Float& a) {
 }
 #endif
 
+// As many of the n floats at p as there are lanes, zeros behind them.
+inline Float load_up_to(const float* p, int n) { return n >= LANES ? load(p) : load_first(p, n); }
+
 // x = n ln2 + r with |r| <= ln2/2, for |x| <= 88.
 struct Reduced {
     Float r, power;  // 2^n
