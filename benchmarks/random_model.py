@@ -36,10 +36,12 @@ class RandomModel:
         self.blocks = {name: sane_blocks(self.rng, FORMATS[name]) for name in dict.fromkeys((self.format, "Q8_0"))}
         self.out = GGUFWriter(self.path, self.arch, use_temp_file=True)
 
-    def setting(self, key: str, value: float | int | bool) -> None:
+    def setting(self, key: str, value: float | int | bool | list[int]) -> None:
         """One of the architecture's keys."""
         add: Callable[[str, Any], None] = self.out.add_uint32
-        if isinstance(value, bool):
+        if isinstance(value, list):
+            add = self.out.add_array
+        elif isinstance(value, bool):
             add = self.out.add_bool
         elif isinstance(value, float):
             add = self.out.add_float32
@@ -68,13 +70,23 @@ class RandomModel:
 
 @dataclass(frozen=True)
 class Latent:
-    """Of latent attention: ranks of queries and of latents, a head's parts that turn not and turn, and its value."""
+    """Of latent attention: ranks of queries (0: none) and of latents, a head's parts that turn not and turn, and its
+    value."""
 
     q_rank: int
     rank: int
     nope: int
     pe: int
     value: int
+
+
+@dataclass(frozen=True)
+class Delta:
+    """Of delta attention: a head's size; every `period`th layer has latent attention instead."""
+
+    dim: int
+    period: int = 4
+    taps: int = 4
 
 
 @dataclass(frozen=True)
@@ -92,6 +104,11 @@ class Sizes:
     shared: int = 0  # experts for every row
     dense: int = 0  # layers without experts before the others
     latent: Latent | None = None
+    delta: Delta | None = None
+
+    def carries(self, layer: int) -> bool:
+        """Whether a layer has delta attention."""
+        return self.delta is not None and (layer + 1) % self.delta.period > 0
 
 
 SHAPES: Mapping[str, tuple[str, Sizes]] = {
@@ -110,6 +127,15 @@ SHAPES: Mapping[str, tuple[str, Sizes]] = {
         "deepseek2",
         Sizes(2, 256, 512, 4, 1, 512, 512, 8, 2, 256, 1, 1, Latent(64, 64, 32, 16, 32)),
     ),
+    # Kimi-Linear-48B-A3B's layers at 0.44 of its width: 0.76e9 parameters, of which a row multiplies 0.24e9.
+    "linear": (
+        "kimi-linear",
+        Sizes(12, 1024, 4096, 16, 1, 32000, 16384, 32, 4, 512, 1, 1, Latent(0, 512, 128, 64, 128), Delta(128)),
+    ),
+    "tiny-linear": (
+        "kimi-linear",
+        Sizes(4, 256, 512, 4, 1, 512, 1024, 8, 2, 256, 1, 1, Latent(0, 64, 32, 16, 32), Delta(32)),
+    ),
 }
 
 
@@ -117,7 +143,7 @@ def write(path: Path, shape: str, *, format: str = "Q4_K", seed: int = 0) -> Pat
     """A random model of one of the shapes."""
     arch, s = SHAPES[shape]
     model, head = RandomModel(path, arch, format, seed), s.width // s.heads
-    settings: dict[str, float | int | bool] = {
+    settings: dict[str, float | int | bool | list[int]] = {
         "context_length": s.context,
         "embedding_length": s.width,
         "block_count": s.layers,
@@ -136,10 +162,14 @@ def write(path: Path, shape: str, *, format: str = "Q4_K", seed: int = 0) -> Pat
         settings |= {"leading_dense_block_count": s.dense, "expert_weights_scale": 1.0}
     if s.latent:
         own = s.latent
-        settings |= {"attention.q_lora_rank": own.q_rank, "attention.kv_lora_rank": own.rank}
+        settings |= {"attention.kv_lora_rank": own.rank}
+        settings |= {"attention.q_lora_rank": own.q_rank} if own.q_rank else {}
         settings |= {"attention.key_length": own.rank + own.pe, "attention.value_length": own.rank}
         settings |= {"attention.key_length_mla": own.nope + own.pe, "attention.value_length_mla": own.value}
         settings |= {"rope.dimension_count": own.pe}
+    if s.delta:
+        settings |= {"kda.head_dim": s.delta.dim, "ssm.conv_kernel": s.delta.taps, "expert_gating_func": 2}
+        settings |= {"attention.head_count_kv": [int(not s.carries(layer)) for layer in range(s.layers)]}
     for key, value in settings.items():
         model.setting(key, value)
     vocabulary(model.out, s.vocab)
@@ -148,7 +178,9 @@ def write(path: Path, shape: str, *, format: str = "Q4_K", seed: int = 0) -> Pat
         at = f"blk.{layer}."
         for norm in ("attn_norm", "ffn_norm"):
             model.norm(at + norm, s.width)
-        if s.latent:
+        if s.delta and s.carries(layer):
+            _delta(model, at, s, s.delta)
+        elif s.latent:
             _latent(model, at, s, s.latent)
         else:
             _attention(model, at, s, head)
@@ -172,14 +204,30 @@ def _attention(model: RandomModel, at: str, s: Sizes, head: int) -> None:
 
 
 def _latent(model: RandomModel, at: str, s: Sizes, own: Latent) -> None:
-    model.matrix(at + "attn_q_a", own.q_rank, s.width)
-    model.norm(at + "attn_q_a_norm", own.q_rank)
-    model.matrix(at + "attn_q_b", s.heads * (own.nope + own.pe), own.q_rank)
+    if own.q_rank:
+        model.matrix(at + "attn_q_a", own.q_rank, s.width)
+        model.norm(at + "attn_q_a_norm", own.q_rank)
+    model.matrix(at + ("attn_q_b" if own.q_rank else "attn_q"), s.heads * (own.nope + own.pe), own.q_rank or s.width)
     model.matrix(at + "attn_kv_a_mqa", own.rank + own.pe, s.width)
     model.norm(at + "attn_kv_a_norm", own.rank)
     model.matrix(at + "attn_k_b", s.heads, own.rank, own.nope)
     model.matrix(at + "attn_v_b", s.heads, own.value, own.rank)
     model.matrix(at + "attn_output", s.width, s.heads * own.value)
+
+
+def _delta(model: RandomModel, at: str, s: Sizes, own: Delta) -> None:
+    inner = s.heads * own.dim
+    for part in "qkv":
+        model.matrix(f"{at}attn_{part}", inner, s.width)
+        model.plain(f"{at}ssm_conv1d_{part}.weight", model.rng.normal(0, own.taps**-0.5, (1, inner, 1, own.taps)))
+    for part in "fg":
+        model.matrix(f"{at}ssm_{part}_a", own.dim, s.width)
+        model.matrix(f"{at}ssm_{part}_b", inner, own.dim)
+    model.matrix(at + "ssm_beta", s.heads, s.width)
+    model.plain(at + "ssm_a", -np.exp(model.rng.normal(0, 0.5, (1, 1, s.heads, 1))))
+    model.plain(at + "ssm_dt.bias", model.rng.normal(-3, 1, inner))
+    model.norm(at + "ssm_norm", own.dim)
+    model.matrix(at + "attn_output", s.width, inner)
 
 
 def _gated(model: RandomModel, at: str, width: int, ff: int, end: str = "", *count: int) -> None:
@@ -191,6 +239,8 @@ def _gated(model: RandomModel, at: str, width: int, ff: int, end: str = "", *cou
 def _experts(model: RandomModel, at: str, s: Sizes) -> None:
     ff = s.expert_ff or s.ff
     model.plain(at + "ffn_gate_inp.weight", model.rng.normal(0, s.width**-0.5, (s.experts, s.width)))
+    if s.delta:
+        model.plain(at + "exp_probs_b.bias", np.zeros(s.experts))
     _gated(model, at, s.width, ff, "_exps", s.experts)
     if s.shared:
         _gated(model, at, s.width, ff * s.shared, "_shexp")

@@ -92,6 +92,8 @@ class PhaselineSystem:
         try:
             for length in lengths:
                 slots.append(table.open((), reuse=False)[0])
+                if table.stride is not None and table.grow(slots[-1], 1):
+                    table.fill(slots[-1], [0])  # of what is carried on, something to read, and another place to write
                 if not table.grow(slots[-1], table.in_hand(length, self.executor.max_rows), ahead=length):
                     raise CapacityError(f"no room for {len(lengths)} streams of up to {max(lengths)} positions")
             pages = table.matrix.copy()
