@@ -126,7 +126,7 @@ def test_sparse_models_are_predicted_from_their_bytes(
     assert named >= {"sparse", "sparse bound", "dense", "dense bound"}
 
 
-@pytest.mark.parametrize("shape", ["tiny-sparse", "tiny-dense", "tiny-latent"])
+@pytest.mark.parametrize("shape", ["tiny-sparse", "tiny-dense", "tiny-latent", "tiny-linear"])
 def test_a_random_model_gives_numbers(benchmark: ModuleType, tmp_path: Path, shape: str) -> None:
     with open_gguf(benchmark.random_model.write(tmp_path / "model.gguf", shape)) as file:
         model = open_model(file)

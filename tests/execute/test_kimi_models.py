@@ -1,19 +1,25 @@
 """Kimi Linear whole: against transformers and llama.cpp, and the same answer whatever the schedule."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from phaseline import _native
+from phaseline.engine.types import Request, SamplingParams
+from phaseline.execute.native import MODES
 from phaseline.files.gguf import open_gguf
 from phaseline.files.model_file import open_model_file
 from phaseline.program.ops.delta import DeltaAttend, chunked
 from support.distributions import log_softmax
-from support.family_checks import assert_same_tokens_as_llamacpp
+from support.family_checks import assert_same_in_company, assert_same_tokens_as_llamacpp
 from support.kimi import transformers_kimi, write_kimi
 from support.llamacpp import llamacpp
 from support.models import Model, logits, open_model, relative_error
+from support.schedules import Alone, Bench
+from support.small_programs import same_bits
 from support.tiny import EOS
 from support.transformers_llama import transformers_logits
 
@@ -36,7 +42,8 @@ def ids_of(model: Model, length: int = LENGTH, seed: int = 0) -> list[int]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_against_transformers(tmp_path: Path, kind: str) -> None:
-    """Float32 throughout on both sides: read whole, in chunks, and row by row as decode goes on from a state."""
+    """Float32 throughout on both sides: read whole, in chunks, and row by row as decode goes on from a state; on every
+    level."""
     pytest.importorskip("transformers", reason="the reference transformers is not installed")
     with open_gguf(write_kimi(tmp_path / "tiny.gguf", **KINDS[kind])) as file:
         model = open_model(file)
@@ -45,6 +52,8 @@ def test_against_transformers(tmp_path: Path, kind: str) -> None:
         assert relative_error(logits(model.reference(), ids), want) <= NEAR
         assert relative_error(logits(model.reference(), ids, chunk=37), want) <= NEAR
         assert relative_error(logits(model.reference(), ids[:40], chunk=1), want[:40]) <= NEAR
+        for level in _native.levels():
+            assert relative_error(logits(model.native(kv_type="f32", level=level), ids, chunk=41), want) <= NEAR
 
 
 @pytest.mark.parametrize("mistake", ["no bias", "unlike decays", "late taps", "no output gate"])
@@ -81,7 +90,7 @@ def test_against_llamacpp(tmp_path: Path, kind: str) -> None:
     with open_gguf(path) as file, open_gguf(other) as fewer, llamacpp(path, context=512, float32_state=True) as peer:
         model, wrong = open_model(file), open_model(fewer)
         ids = ids_of(model, 120, seed=1)
-        ours, theirs = (log_softmax(logits(m.reference(), ids, chunk=33)) for m in (model, wrong))
+        ours, theirs = (log_softmax(logits(m.native(kv_type="f32"), ids, chunk=33)) for m in (model, wrong))
         # It tells nothing of the end, nor of a byte that is no character by itself (2 is the token of byte 0).
         silent = {EOS, *range(2 + 128, 2 + 256)}
         lengths = [n for n in range(9, 120, 7) if ours[n - 1].argmax() not in silent]
@@ -95,7 +104,7 @@ def test_against_llamacpp(tmp_path: Path, kind: str) -> None:
 def test_the_same_tokens_as_llamacpp(tmp_path: Path, kind: str) -> None:
     pytest.importorskip("xllamacpp", reason="the reference xllamacpp is not installed")
     path = write_kimi(tmp_path / "tiny.gguf", seed=7, **KINDS[kind])
-    assert_same_tokens_as_llamacpp(path, prompts=(5, 40, 70), tokens=8, lead=0.02, reference=True)
+    assert_same_tokens_as_llamacpp(path, prompts=(5, 40, 70), tokens=8, lead=0.02)
 
 
 def test_a_folder_of_transformers(tmp_path: Path) -> None:
@@ -106,6 +115,50 @@ def test_a_folder_of_transformers(tmp_path: Path) -> None:
         transformers_kimi(model).save_pretrained(tmp_path / "folder")
         folder = open_model_file(tmp_path / "folder")
         ids = ids_of(model, 70)
-        found = logits(open_model(folder).reference(), ids)
+        found = logits(open_model(folder).native(kv_type="f32"), ids)
         assert relative_error(found, logits(model.reference(), ids)) <= NEAR
         folder.close()
+
+
+@pytest.fixture(scope="module", params=["as published", "strong decay", "fused, low rank of queries"])
+def quantised(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    path = tmp_path_factory.mktemp("quantised") / "tiny.gguf"
+    sizes = {"dim": 32, "format": "Q4_1", "seed": 7, **KINDS[request.param], "rank": 64, "value": 32, "q_rank": 0}
+    with open_gguf(write_kimi(path, **sizes)) as file:
+        yield open_model(file)
+
+
+def test_the_same_bits_for_any_schedule(quantised: Model) -> None:
+    """Chunks, threads, modes and levels, over a context of more than one split of latent attention; in bf16."""
+    ids = ids_of(quantised, 600)
+    want = logits(quantised.native(max_rows=600), ids)
+    for chunk in (7, 32, 250):
+        assert same_bits(logits(quantised.native(threads=2), ids, chunk=chunk, seed=chunk), want)
+    assert same_bits(logits(quantised.native(threads=2), ids[:60], chunk=1), want[:60])
+    for mode in MODES:
+        assert same_bits(logits(quantised.native(mode=mode, threads=3), ids[:100], chunk=60), want[:100])
+    for level in _native.levels():
+        if level != "portable":
+            assert same_bits(logits(quantised.native(level=level), ids, chunk=300), want)
+    whole = logits(quantised.native(level="portable"), ids[:60])
+    assert same_bits(logits(quantised.native(level="portable", threads=2), ids[:60], chunk=7), whole)
+
+
+def test_company_in_the_batch(quantised: Model) -> None:
+    assert_same_in_company(quantised, [ids_of(quantised, 5 + 9 * s if s else 60, seed=s) for s in range(8)])
+
+
+def test_a_prefix_is_resumed_at_the_family_s_own_snapshots(quantised: Model) -> None:
+    """At 512 positions, as far as both kinds of layers remember; another prompt, or less of it, begins anew."""
+    executor = quantised.native(pages=160)
+    alone, whole = Alone(executor, 160), ids_of(quantised, 700)
+    batch = {
+        name: Request(name, tokens, SamplingParams(max_tokens=4, ignore_eos=True, prompt_logprobs=0 if n else None))
+        for n, (name, tokens) in enumerate({"hit": whole[:600], "short": whole[:500], "other": whole[1:600]}.items())
+    }
+    bench = Bench(executor, chunk=400, pages=160)
+    bench.run([Request("first", whole, SamplingParams(max_tokens=4, ignore_eos=True))])
+    answers = bench.run(batch.values())
+    alone.check(batch.values(), answers, bits=True)
+    assert [answers[name, 0].cached for name in batch] == [512, 0, 0]
+    assert answers["hit", 0].tokens == alone(batch["hit"])["hit", 0].tokens

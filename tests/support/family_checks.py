@@ -107,16 +107,13 @@ def greedy(executor: Executor, prompt: Sequence[int], tokens: int) -> tuple[list
     return ids[len(prompt) :], lead
 
 
-def assert_same_tokens_as_llamacpp(
-    path: Path, *, prompts: Sequence[int], tokens: int, lead: float = 1e-4, reference: bool = False
-) -> None:
+def assert_same_tokens_as_llamacpp(path: Path, *, prompts: Sequence[int], tokens: int, lead: float = 1e-4) -> None:
     """For random prompts of these lengths; no choice may be closer than `lead`, which its rounding could turn."""
     with open_gguf(path) as file:
         model = open_model(file)
         with llamacpp(path, context=model.spec.context, float32_state=True) as peer:
             for n in prompts:
                 prompt = random_ids(model, n, seed=n)
-                executor = model.reference() if reference else model.native(kv_type="f32")
-                ours, least = greedy(executor, prompt, tokens)
+                ours, least = greedy(model.native(kv_type="f32"), prompt, tokens)
                 assert least > lead and len(set(ours)) >= 3
                 assert peer.greedy(prompt, tokens) == ours
