@@ -5,8 +5,8 @@ from phaseline.families.latent import latent_attention
 from phaseline.families.spec import DeltaSpec, ModelSpec, Settings
 from phaseline.files.base import TensorInfo
 from phaseline.program.ir import Rows, Value
-from phaseline.program.ops import Decay, DeltaAttend, RMSNorm, delta_state, linear
-from phaseline.program.state import PagedLatent, StateSpec
+from phaseline.program.ops import Decay, DeltaAttend, RMSNorm, linear
+from phaseline.program.state import PagedLatent, Recurrent, StateSpec
 
 _EVERY = 512  # positions from one kept snapshot to the next: a whole chunk, as chunks are by default
 
@@ -27,7 +27,9 @@ def hybrid_state(spec: ModelSpec) -> tuple[StateSpec, ...]:
     if not all(delta.layers):
         groups.append(PagedLatent(delta.layers.count(False), latent.rank + latent.pe))
     if any(delta.layers):
-        groups.append(delta_state(sum(delta.layers), delta.heads, delta.dim, delta.taps, _EVERY))
+        width = delta.heads * delta.dim
+        parts = (("state", (delta.heads, delta.dim, delta.dim)), ("window", (delta.taps - 1, 3 * width)))
+        groups.append(Recurrent(sum(delta.layers), parts, _EVERY))
     return tuple(groups)
 
 
