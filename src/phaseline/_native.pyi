@@ -221,7 +221,11 @@ class SamplerState:
     def fork(self, index: int) -> SamplerState: ...
 
 def sample(
-    samplers: Sequence[SamplerState], logits: NDArray[np.float32], rows: Sequence[int], positions: Sequence[int]
+    samplers: Sequence[SamplerState],
+    logits: NDArray[np.float32],
+    rows: Sequence[int],
+    positions: Sequence[int],
+    masks: Sequence[NDArray[np.uint32] | None],
 ) -> list[int]: ...
 def logprobs(
     logits: NDArray[np.float32], targets: Sequence[int], top: int

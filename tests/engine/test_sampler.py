@@ -132,6 +132,53 @@ def test_a_completion_is_the_references(history: dict[str, Any]) -> None:
         generated.append(token)
 
 
+class OneMask:
+    """A grammar that lets the same tokens follow at any time."""
+
+    finished = False
+
+    def __init__(self, allowed: NDArray[np.bool_]) -> None:
+        self._mask = np.packbits(np.pad(allowed, (0, -len(allowed) % 32)), bitorder="little").view(np.uint32)
+
+    def mask(self) -> NDArray[np.uint32]:
+        return self._mask
+
+    def advance(self, token: int) -> None:
+        pass
+
+
+@given(histories(), st.integers(0, 2**32), st.sampled_from([0.01, 0.5, 1.0]))
+def test_a_masked_choice_is_the_references(history: dict[str, Any], seed: int, share: float) -> None:
+    rows, prompt = history.pop("rows"), history["prompt"]
+    history |= {"params": replace(history["params"], min_tokens=0), "stop_ids": ()}  # see to those, masks themselves do
+    rng = np.random.default_rng(seed)
+    allowed = rng.random(rows.shape[1]) < share
+    allowed[rng.integers(len(allowed))] = True
+    masked: Any = OneMask(allowed)
+    pair = [Sampler(vocab=rows.shape[1], constraint=constraint, **history) for constraint in (masked, None)]
+    pasts: list[list[int]] = [[], []]
+    for position in range(len(prompt), len(prompt) + 6):
+        logits = rows[position % 2]
+        tokens = sample_batch(pair, logits[np.newaxis], [position] * 2, [0, 0])
+        for token, past, mask in zip(tokens, pasts, (allowed, None), strict=True):
+            same: dict[str, Any] = {"generated": past, "position": position, "index": 0, "allowed": mask}
+            assert token == reference.choose(logits, **same, **history)
+            past.append(token)
+    assert allowed[pasts[0]].all()
+
+
+def test_a_mask_of_nothing_that_the_row_has_is_an_error_of_its_own() -> None:
+    row = np.zeros(70, np.float32)
+    row[:69] = -np.inf
+    masked: Any = OneMask(np.arange(70) < 69)
+    params = SamplingParams()
+    with pytest.raises(PhaselineError, match="row 0: all are -inf"):
+        Sampler(params, vocab=70, seed=0, prompt=[0], constraint=masked).sample(row, 0)
+    masked, row[3] = OneMask(np.arange(70) == 69), np.nan  # not hidden by being forbidden
+    with pytest.raises(PhaselineError, match="row 0: NaN at token 3"):
+        Sampler(params, vocab=70, seed=0, prompt=[0], constraint=masked).sample(row, 0)
+
+
 @given(st.sets(st.integers(0, 299), min_size=1))
 def test_greedy_ties_go_to_the_lowest_id(largest: set[int]) -> None:
     assert greedy(np.isin(np.arange(300), list(largest))) == min(largest)

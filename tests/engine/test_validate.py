@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phaseline.engine.types import Request, SamplingParams
+from phaseline.engine.types import Grammar, Request, SamplingParams
 from phaseline.engine.validate import validate
 from phaseline.errors import CapacityError, RequestError
 
@@ -51,6 +51,20 @@ EDGES = {  # field: accepted values at the edges, refused values just past them
     "prompt_logprobs": ([None, 0, 20], [21]),
     "ignore_eos": ([True, False], [1, None]),
     "stop": ([(), ["a"], ["a"] * 16], ["abc", [""], ["a", ""], ["a"] * 17, [1], None, 5, {"a"}]),
+    "grammar": (
+        [None, Grammar("json_object"), Grammar("json_schema", " " * 2**16), Grammar("lark", " " * 2**13)],
+        [
+            {"kind": "regex", "text": "a"},
+            "json_object",
+            Grammar("json_object", "{}"),
+            Grammar("gbnf", "a"),
+            Grammar(["regex"], "a"),
+            Grammar("regex", None),
+            Grammar("regex", b"a"),
+            Grammar("json_schema", " " * (2**16 + 1)),
+            Grammar("lark", " " * (2**13 + 1)),
+        ],
+    ),
     "stop_ids": ([(), [0, 99]], [[100], [-1], [True], ["1"], [1.0], None, 5, "a", b"a", {5}]),
     "logit_bias": (
         [{}, {0: -100, 99: 100.0}],

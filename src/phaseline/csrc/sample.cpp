@@ -2,6 +2,7 @@
 
 #include <emmintrin.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
@@ -12,6 +13,7 @@
 #include <limits>
 #include <numbers>
 #include <numeric>
+#include <optional>
 #include <string>
 
 namespace nb = nanobind;
@@ -42,6 +44,20 @@ inline const float* group(const float* row, size_t vocab, size_t g, float* padde
 // Round x to a float, but a finite logit never to an infinite one.
 float bounded(float logit, double x) {
     return std::isfinite(logit) ? float(std::clamp(x, double(-FLT_MAX), double(FLT_MAX))) : logit;
+}
+
+// Makes every logit -inf whose bit is clear; a NaN stays one.
+void exclude(const uint32_t* allowed, float* logits, size_t vocab) {
+    const __m128 inf = _mm_set1_ps(INF);
+    const __m128i lane = _mm_setr_epi32(1, 2, 4, 8);
+    size_t i = 0;
+    for (; i + LANES <= vocab; i += LANES) {
+        const __m128i bits = _mm_and_si128(_mm_set1_epi32(int(allowed[i / 32] >> i % 32)), lane);
+        const __m128 kept = _mm_castsi128_ps(_mm_cmpeq_epi32(bits, lane));
+        _mm_storeu_ps(logits + i, _mm_sub_ps(_mm_loadu_ps(logits + i), _mm_andnot_ps(kept, inf)));
+    }
+    for (; i < vocab; i++)
+        if (!(allowed[i / 32] >> i % 32 & 1)) logits[i] -= INF;
 }
 
 // 2^f for f in [-1/2, 1/2]: the Taylor series of exp(f ln 2), 5e-9 off at most before rounding; exactly 1 at 0.
@@ -290,10 +306,11 @@ void SamplerState::change(float* logits) const {
         for (int32_t id : params_.stops) logits[id] -= INF;  // so that a NaN stays one
 }
 
-int SamplerState::choose(const float* logits, size_t number, uint64_t position, Row& row,
+int SamplerState::choose(const float* logits, size_t number, uint64_t position, const uint32_t* allowed, Row& row,
                          std::vector<float>& scratch) const {
-    if (changes_logits()) {
+    if (allowed || changes_logits()) {
         scratch.assign(logits, logits + vocab_);
+        if (allowed) exclude(allowed, scratch.data(), size_t(vocab_));
         change(scratch.data());
         logits = scratch.data();
     }
@@ -313,24 +330,28 @@ int SamplerState::choose(const float* logits, size_t number, uint64_t position, 
 namespace {
 
 using Logits = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Mask = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 // All tokens are chosen before the first is counted: an error leaves every sampler as it was.
 std::vector<int> sample(const std::vector<SamplerState*>& samplers, Logits logits, const std::vector<size_t>& rows,
-                        const std::vector<uint64_t>& positions) {
+                        const std::vector<uint64_t>& positions, const std::vector<std::optional<Mask>>& masks) {
     const int vocab = int(logits.shape(1));
-    if (rows.size() != samplers.size() || positions.size() != samplers.size())
-        throw nb::value_error("each sampler needs one row and one position");
+    if (rows.size() != samplers.size() || positions.size() != samplers.size() || masks.size() != samplers.size())
+        throw nb::value_error("each sampler needs one row, one position and one mask or None");
     for (const SamplerState* s : samplers)
         if (s->vocab() != vocab) throw nb::value_error("the logits' width is not the sampler's vocabulary");
     for (size_t r : rows)
         if (r >= logits.shape(0)) throw nb::index_error("no such row of logits");
+    for (const auto& mask : masks)
+        if (mask && mask->shape(0) * 32 < size_t(vocab)) throw nb::value_error("a mask has fewer bits than logits");
     nb::gil_scoped_release unlocked;
     Row row(vocab);
     std::vector<float> scratch;
     std::vector<int> tokens;
     for (size_t i = 0; i < samplers.size(); i++) {
         const float* z = logits.data() + rows[i] * size_t(vocab);
-        tokens.push_back(samplers[i]->choose(z, rows[i], positions[i], row, scratch));
+        const uint32_t* allowed = masks[i] ? masks[i]->data() : nullptr;
+        tokens.push_back(samplers[i]->choose(z, rows[i], positions[i], allowed, row, scratch));
     }
     for (size_t i = 0; i < samplers.size(); i++) samplers[i]->observe(tokens[i]);
     return tokens;
@@ -367,8 +388,9 @@ void bind_sample(nb::module_& m) {
            "repetition"_a, "presence"_a, "frequency"_a, "bias"_a, "stops"_a, "min_tokens"_a)
         .def("observe", &SamplerState::observe, "token"_a)
         .def("fork", &SamplerState::fork, "index"_a);
-    m.def("sample", &sample, "samplers"_a, "logits"_a.noconvert(), "rows"_a, "positions"_a,
-          "One token for each sampler, from the logits row and for the position named beside it.");
+    m.def("sample", &sample, "samplers"_a, "logits"_a.noconvert(), "rows"_a, "positions"_a, "masks"_a,
+          "One token for each sampler, from the logits row and for the position named beside it, of those whose bit is "
+          "set in its mask.");
     m.def("logprobs", &logprobs, "logits"_a.noconvert(), "targets"_a, "top"_a,
           "For each row: the target's log-probability, and the `top` likeliest tokens with theirs.");
 }

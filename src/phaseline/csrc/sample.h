@@ -79,8 +79,10 @@ class SamplerState {
     SamplerState(int vocab, SampleParams params, uint64_t seed, uint32_t index, const std::vector<int32_t>& prompt);
 
     int vocab() const { return vocab_; }
-    // The token at `position` of the sequence. Changes nothing but `row` and `scratch`.
-    int choose(const float* logits, size_t number, uint64_t position, Row& row, std::vector<float>& scratch) const;
+    // The token at `position` of the sequence, of those whose bit is set in `allowed` (null: of all). Changes nothing
+    // but `row` and `scratch`.
+    int choose(const float* logits, size_t number, uint64_t position, const uint32_t* allowed, Row& row,
+               std::vector<float>& scratch) const;
     // Counts a generated token.
     void observe(int token);
     // The same, drawing from another stream.

@@ -49,6 +49,8 @@ class Completion:
             text = self._text.push(token)
             if self._text.stopped:
                 reason = FinishReason.STOP
+        if reason is None and self.sampler.finished:
+            reason = FinishReason.STOP
         if reason is None and self.sequence.full:
             reason = FinishReason.LENGTH
         return self._delta([token], text, logprobs, reason)

@@ -5,18 +5,20 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Self
 
 from numpy.typing import NDArray
 
 from phaseline.engine.completion import Completion, Sink
+from phaseline.engine.constraint import Constraint, Grammars
 from phaseline.engine.interrupts import Uninterrupted
 from phaseline.engine.prompts import token_ids
 from phaseline.engine.sampler import Sampler, prompt_logprobs, sample_batch
 from phaseline.engine.scheduler import Plan, Scheduler
 from phaseline.engine.sequence import Sequence
-from phaseline.engine.types import Delta, FinishReason, Progress, Request
-from phaseline.engine.validate import validate
+from phaseline.engine.types import Delta, FinishReason, Progress, Request, SamplingParams
+from phaseline.engine.validate import validate, validate_params
 from phaseline.errors import PhaselineError, RequestError
 from phaseline.execute.base import Executor
 from phaseline.files.tokenizer import Tokenizer
@@ -65,15 +67,31 @@ class EngineLoop:
         self._lock = threading.Lock()
         self._closed = False
 
-    def submit(self, request: Request, sink: Sink | None = None) -> None:
+    def submit(self, request: Request, sink: Sink | None = None, constraint: Constraint | None = None) -> None:
         """Queue a request, whose deltas go to `sink` as steps make them, or to whoever calls `step`.
 
-        A sink gets the error that ends its request, too, and must not raise. Raises RequestError or CapacityError if
-        the request cannot be served as asked.
+        A sink gets the error that ends its request, too, and must not raise. `constraint` is what `constrain` gives for
+        the request's params; if it is missing and needed, it is made here. Raises RequestError or CapacityError if the
+        request cannot be served as asked.
         """
         if request.progress and sink is None:
             raise RequestError("progress = True: only a request with a sink is told of its progress")
-        self._submit(replace(request, prompt=token_ids(request.prompt)), sink or self._keep)
+        self._submit(replace(request, prompt=token_ids(request.prompt)), sink or self._keep, constraint)
+
+    def constrain(self, params: SamplingParams) -> Constraint | None:
+        """What keeps a text to `params.grammar`: a millisecond's work as a rule, two seconds' for a hostile grammar.
+
+        Any thread may do it, also while a step runs. Raises RequestError if the grammar can't be followed.
+        """
+        validate_params(params, vocab=self.executor.program.vocab)
+        return self.grammars.constraint(params.grammar, params) if params.grammar else None
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """What compiles grammars; built when first used, in some tenths of a second for a large vocabulary."""
+        if self.tokenizer is None:
+            raise RequestError("a grammar needs a tokenizer; this engine has none")
+        return Grammars(self.tokenizer)
 
     def step(self) -> list[Delta]:
         """Run one step; return what was added to submitted requests, by this step or by steps of other threads.
@@ -137,15 +155,24 @@ class EngineLoop:
 
     # Inside.
 
-    def _submit(self, request: Request, sink: Sink) -> None:
+    def _submit(self, request: Request, sink: Sink, constraint: Constraint | None = None) -> None:
         validate(request, vocab=self.executor.program.vocab, context=self.scheduler.context)
         if request.params.stop and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer; this engine has none (stop_ids work)")
         params, vocab = request.params, self.executor.program.vocab
         seed = secrets.randbits(64) if params.seed is None else params.seed
-        ends = frozenset(params.stop_ids) | (frozenset() if params.ignore_eos else self._eos)
+        constraint = constraint or self.constrain(params)
+        ends = frozenset(params.stop_ids) | (frozenset() if params.ignore_eos and not constraint else self._eos)
         samplers = [
-            Sampler(params, vocab=vocab, seed=seed, prompt=request.prompt, stop_ids=ends, index=index)
+            Sampler(
+                params,
+                vocab=vocab,
+                seed=seed,
+                prompt=request.prompt,
+                stop_ids=ends,
+                index=index,
+                constraint=constraint.fork() if constraint else None,
+            )
             for index in range(params.n)
         ]
         with self._lock, Uninterrupted():

@@ -34,8 +34,11 @@ def choose(
     prompt: Sequence[int],
     generated: Sequence[int],
     stop_ids: Collection[int] = (),
+    allowed: NDArray[np.bool_] | None = None,
 ) -> int:
-    """The token at `position`, from finite or -inf `logits` (vocab,), not all -inf."""
+    """The token at `position`, from finite or -inf `logits` (vocab,), not all -inf where `allowed` (vocab,)."""
+    if allowed is not None:
+        logits = np.where(allowed, logits, np.float32(-np.inf))
     changed = change(logits, params, prompt, generated, stop_ids)
     if params.temperature == 0:
         return int(np.argmax(changed))  # the first of the largest

@@ -1,10 +1,10 @@
 """Sampler: from logits to the next token of one completion, and to log-probabilities.
 
-A choice is made of float32 logits in this order: logit bias; repetition penalty (tokens of the prompt and generated
-ones: z / r where z > 0, else z * r), then presence and frequency penalties (generated ones only); stop ids excluded
-until min_tokens were generated; temperature; min_p; top_k; top_p, of the mass that the former left. All three filters
-cut one order, larger logit first and then lower id, so that ties are cut too. The token is then drawn by inverse
-CDF along the ids of what is left. Temperature 0 takes the first of the order.
+A choice is made of float32 logits in this order: tokens excluded that a grammar forbids; logit bias; repetition penalty
+(tokens of the prompt and generated ones: z / r where z > 0, else z * r), then presence and frequency penalties
+(generated ones only); stop ids excluded until min_tokens were generated; temperature; min_p; top_k; top_p, of the mass
+that the former left. All three filters cut one order, larger logit first and then lower id, so that ties are cut too.
+The token is then drawn by inverse CDF along the ids of what is left. Temperature 0 takes the first of the order.
 
 The draw is Philox4x32-10 (Salmon et al. 2011) keyed by the seed, at (position, index), and masses are whole numbers:
 a completion's tokens depend on its own logits alone, not on the batch, on earlier draws or on the machine.
@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phaseline._native import LogitsError, SamplerState, logprobs, sample
+from phaseline.engine.constraint import Constraint
 from phaseline.engine.types import SamplingParams, TokenLogprob
 from phaseline.errors import PhaselineError
 
@@ -29,7 +30,8 @@ class Sampler:
 
     `seed` takes the place of `params.seed`, which may be None. `index` is the completion's among the n of its
     request: each draws from its own stream. `stop_ids` are excluded until `params.min_tokens` tokens were sampled:
-    the ids that would end the completion. Memory does not grow unless a penalty is on.
+    the ids that would end the completion; a `constraint`, of this completion alone, sees to that itself. Memory does
+    not grow unless a penalty is on.
     """
 
     def __init__(
@@ -41,7 +43,9 @@ class Sampler:
         prompt: Sequence[int],
         stop_ids: Iterable[int] = (),
         index: int = 0,
+        constraint: Constraint | None = None,
     ) -> None:
+        self._constraint = constraint
         self._state = SamplerState(
             vocab=vocab,
             seed=seed,
@@ -55,7 +59,7 @@ class Sampler:
             presence=params.presence_penalty,
             frequency=params.frequency_penalty,
             bias=list(params.logit_bias.items()),
-            stops=list(stop_ids),
+            stops=[] if constraint else list(stop_ids),
             min_tokens=params.min_tokens,
         )
 
@@ -63,10 +67,16 @@ class Sampler:
         """Choose from `logits` (vocab,) the token at `position` of the sequence, and count it."""
         return sample_batch([self], logits[np.newaxis], [position])[0]
 
+    @property
+    def finished(self) -> bool:
+        """The grammar lets nothing follow what was sampled."""
+        return self._constraint is not None and self._constraint.finished
+
     def fork(self, index: int) -> "Sampler":
         """A sampler with the same past that draws from the stream `index`."""
         other = object.__new__(Sampler)
         other._state = self._state.fork(index)
+        other._constraint = self._constraint.fork() if self._constraint else None
         return other
 
     @staticmethod
@@ -80,14 +90,19 @@ def sample_batch(
 ) -> list[int]:
     """One token for each sampler: from row `rows[i]` (default: i) of `logits` (rows, vocab), at `positions[i]`.
 
-    Several samplers may read one row. Raises PhaselineError if a row holds NaN or +inf, or only -inf; then no
-    sampler has counted anything.
+    Several samplers may read one row. Raises PhaselineError if a row holds NaN or +inf, or only -inf, or a grammar
+    can't be followed further; then no sampler has counted anything.
     """
     states = [sampler._state for sampler in samplers]
+    masks = [sampler._constraint.mask() if sampler._constraint else None for sampler in samplers]
     try:
-        return sample(states, _float32(logits), range(len(states)) if rows is None else rows, positions)
+        tokens = sample(states, _float32(logits), range(len(states)) if rows is None else rows, positions, masks)
     except LogitsError as error:
         raise PhaselineError(f"no token can be sampled: {error}") from None
+    for sampler, token in zip(samplers, tokens, strict=True):
+        if sampler._constraint:
+            sampler._constraint.advance(token)
+    return tokens
 
 
 def prompt_logprobs(logits: NDArray[Any], targets: Sequence[int], top: int) -> list[TokenLogprob]:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Literal
 
 
 class FinishReason(Enum):
@@ -12,12 +13,25 @@ class FinishReason(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Grammar:
+    """What a generated text must be, from its first character to its last.
+
+    `text`, by kind: json_object: nothing. json_schema: a JSON Schema. regex: an expression that the whole text matches.
+    choice: a JSON list of strings, one of which is the text. lark: a grammar in llguidance's dialect of Lark.
+    """
+
+    kind: Literal["json_object", "json_schema", "regex", "choice", "lark"]
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are chosen. Validated by `engine.validate`; nothing here reads a model.
 
     temperature 0 is greedy (ties go to the lower id). Penalties count generated tokens
     (repetition also the prompt's), as vLLM does. Nothing ends a text before min_tokens: end tokens are not sampled, and
-    stop strings are not looked for.
+    stop strings are not looked for. A grammar goes before all: where it lets nothing follow, the text ends, also before
+    min_tokens and with ignore_eos; where it lets a text end or go on, these two let it go on.
     """
 
     max_tokens: int = 256
@@ -37,6 +51,7 @@ class SamplingParams:
     n: int = 1
     logprobs: int | None = None  # number of alternatives per generated token; 0: the chosen one's only
     prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from phaseline.engine.types import Request, SamplingParams
+from phaseline.engine.constraint import MAX_CHARACTERS
+from phaseline.engine.types import Grammar, Request, SamplingParams
 from phaseline.errors import CapacityError, RequestError
 
 _INT32 = 2**31 - 1
@@ -108,6 +109,22 @@ def validate_params(params: SamplingParams, *, vocab: int) -> None:
         stop,
         f"a list of at most {_STOP_STRINGS} strings, none empty",
     )
+    if params.grammar is not None:
+        _validate_grammar(params.grammar)
+
+
+def _validate_grammar(grammar: Grammar) -> None:
+    _require(isinstance(grammar, Grammar), "grammar", grammar, "a Grammar or None")
+    kinds = ", ".join(MAX_CHARACTERS)
+    _require(
+        isinstance(grammar.kind, str) and grammar.kind in MAX_CHARACTERS,
+        "grammar.kind",
+        grammar.kind,
+        f"one of {kinds}",
+    )
+    most = MAX_CHARACTERS[grammar.kind]
+    accepted = f"text of at most {most} characters for {grammar.kind}"
+    _require(isinstance(grammar.text, str) and len(grammar.text) <= most, "grammar.text", grammar.text, accepted)
 
 
 def _validate_ids(name: str, ids: Sequence[int], vocab: int) -> None:
