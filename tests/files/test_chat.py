@@ -90,7 +90,7 @@ def test_tokens_the_file_does_not_name_are_empty() -> None:
 
 
 def test_no_template() -> None:
-    with pytest.raises(RequestError, match="no chat template; --raw"):
+    with pytest.raises(RequestError, match="no chat template"):
         render_chat(Tokenizer.from_metadata(tiny_metadata()), CONVERSATION)
 
 

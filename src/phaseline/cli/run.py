@@ -85,7 +85,10 @@ def _encode(engine: "Engine", text: str, *, raw: bool) -> Sequence[int]:
     assert tokenizer is not None  # a loaded engine has one
     if raw or tokenizer.chat_template is None:
         return tokenizer.encode(text)
-    return engine.chat_prompt([{"role": "user", "content": text}])
+    try:
+        return engine.chat_prompt([{"role": "user", "content": text}])
+    except RequestError as error:
+        raise RequestError(f"{error}; --raw sends the text as it is") from None
 
 
 def _show(piece: str) -> None:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import wraps
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, TemplateRuntimeError, nodes
@@ -35,17 +36,20 @@ def render_chat(
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
     add_generation_prompt: bool = True,
+    more: Mapping[str, Any] = MappingProxyType({}),
 ) -> str:
     """The prompt for `messages` (each with "role" and "content") as the file's template spells it.
 
     `tools`: functions the model may call, as JSON schemas; a template that knows none leaves them out.
-    `add_generation_prompt` ends it where the assistant's answer begins. RequestError if the file has no template, or
+    `add_generation_prompt` ends it where the assistant's answer begins. `more`: variables of the template's own, such
+    as enable_thinking; they hide none of those here. RequestError if the file has no template, or
     if the template refuses the messages, fails or runs away.
     """
     if tokenizer.chat_template is None:
-        raise RequestError("the file has no chat template; --raw sends the text as it is")
+        raise RequestError("the file has no chat template")
     bos, eos = (None if id is None else tokenizer.token_text(id) for id in (tokenizer.bos_id, tokenizer.eos_id))
     variables = {
+        **more,
         "messages": messages,
         "tools": tools or None,
         "documents": None,
@@ -57,7 +61,7 @@ def render_chat(
         return _Sandbox().render(tokenizer.chat_template, variables)
     except Exception as error:  # whatever a foreign program may raise
         reason = str(error).partition("\n")[0] or type(error).__name__
-        raise RequestError(f"the file's chat template failed: {reason}; --raw sends the text as it is") from None
+        raise RequestError(f"the file's chat template failed: {reason}") from None
 
 
 class _Generation(Extension):

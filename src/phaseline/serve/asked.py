@@ -1,0 +1,109 @@
+"""From a body to everything that is needed to answer it; nothing here waits, so that it can run in a thread."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from phaseline.engine.types import Request, SamplingParams
+from phaseline.engine.validate import validate_params
+from phaseline.serve.answers import ChatGrowing, Growing, TextGrowing
+from phaseline.serve.conversation import tools_of
+from phaseline.serve.envelope import Envelope
+from phaseline.serve.params import chat_params, completion_params, priority, salt
+from phaseline.serve.problems import refused
+from phaseline.serve.prompts import Prompts
+from phaseline.serve.protocol import ChatBody, CompletionBody, Generation
+
+MAX_CHOICES = 1024  # of one request: prompts times n
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """`requests`: one for each prompt. `choices`: n for each of them, in this order."""
+
+    envelope: Envelope
+    requests: Sequence[Request]
+    choices: Sequence[Growing]
+    chat: bool
+    stream: bool
+    usage: bool  # a chunk of it at the end
+    running_usage: bool  # in every chunk
+    prompt_ids: bool  # beside the choices of a whole answer
+
+    @property
+    def n(self) -> int:
+        """Choices of each prompt."""
+        return self.requests[0].params.n
+
+
+class Asking:
+    """Reads bodies for one model, which clients call `model` and which holds `context` tokens. Each `key` shares
+    prefixes with itself alone.
+    """
+
+    def __init__(self, prompts: Prompts, model: str, context: int) -> None:
+        self._prompts, self._tokenizer, self._model, self._context = prompts, prompts.tokenizer, model, context
+
+    def completion(self, body: CompletionBody, key: str | None) -> Asked:
+        """What a body of `/v1/completions` asks for."""
+        params = completion_params(body)
+        validate_params(params, vocab=self._tokenizer.vocab_size)
+        prompts = self._prompts.completion(body, params.max_tokens, self._context)
+        if len(prompts) * params.n > MAX_CHOICES:
+            many = f"{len(prompts)} prompts with n = {params.n}"
+            raise refused("n", f"{many}; at most {MAX_CHOICES} choices in one request")
+        choices = [
+            TextGrowing(
+                self._tokenizer,
+                number * params.n + index,
+                prompt,
+                echo=self._tokenizer.decode(prompt) if body.echo else None,
+                scored=body.logprobs is not None,
+                ids=bool(body.return_token_ids),
+            )
+            for number, prompt in enumerate(prompts)
+            for index in range(params.n)
+        ]
+        envelope = Envelope("text_completion", self._model, "cmpl")
+        return self._asked(body, key, envelope, prompts, params, choices)
+
+    def chat(self, body: ChatBody, key: str | None) -> Asked:
+        """What a body of `/v1/chat/completions` asks for."""
+        params = chat_params(body, context=self._context)
+        validate_params(params, vocab=self._tokenizer.vocab_size)
+        tools = tools_of(body, self._tokenizer.chat_template)
+        prompt = self._prompts.chat(body, tools, params.max_tokens, self._context)
+        choices = [
+            ChatGrowing(
+                self._tokenizer,
+                index,
+                format=tools.format if tools else None,
+                parallel=body.parallel_tool_calls is not False,
+                scored=bool(body.logprobs),
+                ids=bool(body.return_token_ids),
+            )
+            for index in range(params.n)
+        ]
+        envelope = Envelope("chat.completion.chunk", self._model, "chatcmpl")
+        return self._asked(body, key, envelope, [prompt], params, choices)
+
+    def _asked(
+        self,
+        body: Generation,
+        key: str | None,
+        envelope: Envelope,
+        prompts: Sequence[list[int]],
+        params: SamplingParams,
+        choices: Sequence[Growing],
+    ) -> Asked:
+        own, first, told = salt(key, body.cache_salt), priority(body), bool(body.return_progress and body.stream)
+        options = body.stream_options
+        return Asked(
+            envelope,
+            [Request(f"{envelope.id}-{n}", prompt, params, own, first, told) for n, prompt in enumerate(prompts)],
+            choices,
+            chat=isinstance(body, ChatBody),
+            stream=bool(body.stream),
+            usage=bool(options and options.include_usage),
+            running_usage=bool(options and options.include_usage and options.continuous_usage_stats),
+            prompt_ids=bool(body.return_token_ids),
+        )
