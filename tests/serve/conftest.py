@@ -1,10 +1,14 @@
-"""A tiny model, and a server of it that many tests share."""
+"""A tiny model, a server of it that many tests share, and the engine that this server must agree with."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from openai import OpenAI
 
+from phaseline import load
+from phaseline.engine.engine import Engine
 from support.server import Server, serving
 from support.tiny import CHAT_TEMPLATE, write_llama
 
@@ -21,3 +25,17 @@ def server(tiny: Path) -> Iterator[Server]:
     """A server that is ready. Tests leave it as they found it: no request in flight."""
     with serving(tiny) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def openai(server: Server) -> Iterator[OpenAI]:
+    """OpenAI's own client of that server."""
+    with OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def engine(tiny: Path) -> Iterator[Engine]:
+    """The same model in this process."""
+    with closing(load(tiny, threads=1)) as engine:
+        yield engine

@@ -29,6 +29,13 @@ class Answer:
     def json(self) -> Any:
         return json.loads(self.body)
 
+    @property
+    def events(self) -> list[Any]:
+        """What a stream said, up to [DONE], which must be its end."""
+        *events, done, rest = self.body.decode().split("\n\n")
+        assert done == "data: [DONE]" and rest == ""
+        return [json.loads(event.removeprefix("data: ")) for event in events]
+
 
 class Server:
     """A running server. `url` is known at once, the model is loaded only after `wait_ready`."""

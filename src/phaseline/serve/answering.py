@@ -7,6 +7,9 @@ from contextlib import AsyncExitStack, aclosing, closing, suppress
 
 import msgspec
 from msgspec import UNSET, Struct
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
 from phaseline.engine.types import Delta, Progress
 from phaseline.errors import PhaselineError
 from phaseline.serve.asked import Asked
@@ -16,8 +19,6 @@ from phaseline.serve.event_stream import EventStream
 from phaseline.serve.objects import Answer
 from phaseline.serve.problems import problem
 from phaseline.serve.stream import Stream
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 
 class Answering:

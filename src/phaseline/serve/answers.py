@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
 from msgspec import UNSET, Struct, UnsetType
+
 from phaseline.engine.types import Delta
 from phaseline.files.tokenizer import Tokenizer
 from phaseline.files.tool_calls import ToolCall, ToolCallStream, ToolFormat

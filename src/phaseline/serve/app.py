@@ -7,6 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
 from phaseline.errors import PhaselineError
 from phaseline.files.tokenizer import Tokenizer
 from phaseline.serve.answering import Answering
@@ -19,12 +26,6 @@ from phaseline.serve.openapi import description
 from phaseline.serve.problems import Problem, model_not_found, problem
 from phaseline.serve.prompts import Prompts
 from phaseline.serve.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import ASGIApp
 
 _OPEN_PATHS = ("/health", "/ready")  # for everyone, key or not
 _READERS = 2  # threads that find tokens; more would wait for each other

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 from msgspec import Struct
+
 from phaseline.engine.types import Delta, Progress
 from phaseline.serve.objects import PromptProgress, PromptTokensDetails, Timings, Usage
 from phaseline.serve.stream import Stream
@@ -55,10 +56,11 @@ class Tally:
         """From the first step that read a prompt to the first token, and from there to the last."""
         cached = sum(self._cached.values())
         read = self._prompt - cached
-        first = min(stream.first_ns or stream.last_ns for stream in self._streams)
-        began = min(stream.began_ns or stream.accepted_ns for stream in self._streams)
-        reading = max(first - began, 0) / 1e6
-        generating = (max(stream.last_ns for stream in self._streams) - first) / 1e6
+        now = time.monotonic_ns()  # where no token was asked for
+        first = min(stream.first_ns or now for stream in self._streams)
+        last = max(stream.last_ns or first for stream in self._streams)
+        reading = (first - min(stream.began_ns or stream.accepted_ns for stream in self._streams)) / 1e6
+        generating = (last - first) / 1e6
         return Timings(
             cached,
             read,

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 import msgspec
-from phaseline.serve.problems import Problem, refused
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from phaseline.serve.problems import Problem, refused
 
 _T = TypeVar("_T")
 _LINGER = 64 << 20  # bytes of a refused body that are read and dropped, so that its sender comes to see the answer

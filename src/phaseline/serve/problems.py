@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 import msgspec
+
 from phaseline.errors import CapacityError, PhaselineError, RequestError, UnsupportedError
 from phaseline.serve.errors import TimedOut, Unavailable
 from phaseline.serve.objects import Error, ErrorFacts

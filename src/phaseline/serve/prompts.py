@@ -10,6 +10,7 @@ from typing import Any
 
 from phaseline.engine.prompts import Cover
 from phaseline.engine.validate import check_room
+from phaseline.errors import RequestError
 from phaseline.files.chat import render_chat
 from phaseline.files.tokenizer import Tokenizer
 from phaseline.serve.conversation import Tools, messages_of
@@ -76,7 +77,10 @@ class Prompts:
 
     def detokenize(self, body: DetokenizeBody) -> Detokenized:
         """The text of ids, control tokens spelt out."""
-        text = self.tokenizer.decode(body.tokens, skip_special=False)
+        try:
+            text = self.tokenizer.decode(body.tokens, skip_special=False)
+        except RequestError as error:
+            raise refused("tokens", str(error)) from None
         return Detokenized(text, text)
 
     def _encode(self, text: str, max_tokens: int, context: int, *, bos: bool = True, special: bool = True) -> list[int]:
