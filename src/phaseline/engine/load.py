@@ -1,5 +1,6 @@
 """From a model's name to an engine that serves it."""
 
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -39,6 +40,7 @@ def load(
     weights: str | None = None,
     level: str | None = None,
     itl_budget_ms: float | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Engine:
     """Load a pulled model by name, or by path a .gguf file (of a split one any part) or a Hugging Face folder.
 
@@ -49,7 +51,7 @@ def load(
     memory (bytes): limits, refused early where they can't be met. kv_type: bf16 or f32. weights: hold matrices as bf16
     or q8_0 instead of as in the file (rounded, of another size). level: an instruction-set level instead of the widest.
     itl_budget_ms: while others decode, read only as much of a prompt per step as keeps the time between their tokens
-    below this.
+    below this. progress: told how many bytes of weights are ready, of how many.
 
     Raises a PhaselineError that says why and what would work.
     """
@@ -104,6 +106,7 @@ def load(
                 kv_type=kv_type,
                 max_rows=min(chunk, room.context * max_running) + max_running,
                 mode="chunk" if mode == "walk" else mode,
+                progress=progress,
             )
     max_pages = -(-room.context // executor.page_size)
     table = PageTable(room.pages, executor.page_size, max_running, max_pages, program.state)

@@ -24,6 +24,8 @@ def is_one(prompt: Prompt | Sequence[Prompt]) -> TypeGuard[Prompt]:
 def token_ids(prompt: Sequence[int] | NDArray[np.integer[Any]]) -> list[int]:
     """The ids as Python's own integers; what is none is left for `validate` to refuse."""
     _require_sequence(prompt)
+    if not isinstance(prompt, np.ndarray) and set(map(type, prompt)) <= {int}:
+        return list(prompt)
     return [int(token) if isinstance(token, np.integer) else token for token in prompt]
 
 

@@ -129,6 +129,8 @@ def _validate_grammar(grammar: Grammar) -> None:
 
 def _validate_ids(name: str, ids: Sequence[int], vocab: int) -> None:
     _require(_is_list(ids), name, ids, "a list of token ids")
+    if ids and set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < vocab:
+        return  # sooner than by the loop: a prompt may be long, and streams wait meanwhile
     for position, token in enumerate(ids):
         if type(token) is not int or not 0 <= token < vocab:  # exactly int: neither a bool nor an array's scalar
             raise RequestError(f"{name}[{position}] = {reprlib.repr(token)}: must be an int from 0 to {vocab - 1}")

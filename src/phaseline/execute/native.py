@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -119,7 +119,9 @@ class NativeExecutor:
         max_rows: int = 512,
         max_wanted: int | None = None,
         mode: str = "chunk",
+        progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
+        """`progress` is told how many bytes of weights are packed, of how many."""
         if kv_type not in KV_TYPES:
             raise UnsupportedError(f"key-value type {kv_type!r} is not supported (supported: {', '.join(KV_TYPES)})")
         if mode not in MODES:
@@ -140,7 +142,7 @@ class NativeExecutor:
         for spec, count in zip(program.state, counts, strict=True):
             window = spec.window if isinstance(spec, SlidingKV) else None
             self._plan.add_group(count, window, isinstance(spec, Recurrent))
-        self._build(file)
+        self._build(file, progress)
 
     def forward(self, step: Step, pages: NDArray[np.int32]) -> NDArray[np.float32]:
         return self._forward(step, pages, None)
@@ -188,7 +190,7 @@ class NativeExecutor:
             self._plan.run(0, ops, self.mode == "layer", self.mode == "dispatch", seconds)
         return logits
 
-    def _build(self, file: ModelFile) -> None:
+    def _build(self, file: ModelFile, progress: Callable[[int, int], None]) -> None:
         columns = plan_columns(self.program)
         numbers: dict[Value, int] = {}
         for op in self.program.ops:
@@ -198,8 +200,10 @@ class NativeExecutor:
                 else:
                     numbers[value] = self._plan.add_value(value.width, value.rows is Rows.WANTED, columns[value])
         weights = _Weights(file, self.team)
+        total = sum(weight.nbytes for weight in self.program.weights().values())
         for op, layer in zip(self.program.ops, self.program.layers, strict=True):
             self._add(op, layer, numbers, weights)
+            progress(min(weights.read, total), total)
         self._plan.seal()
 
     def _add(self, op: Op, layer: int, n: dict[Value, int], weights: "_Weights") -> None:
@@ -270,6 +274,7 @@ class _Weights:
     def __init__(self, file: ModelFile, team: _native.Team) -> None:
         self._file, self._team, self._store = file, team, _native.Store()
         self._matrices: dict[str, _native.Matrix] = {}
+        self.read = 0  # bytes of matrices
 
     def matrix(self, name: str) -> _native.Matrix:
         if name not in self._matrices:
@@ -279,6 +284,7 @@ class _Weights:
                 info.format.name, raw, info.shape[-1], self._team, self._store, info.format.codebook
             )
             self._file.release(name)
+            self.read += info.nbytes
         return self._matrices[name]
 
     def rotation(self, rope: RopeSpec) -> tuple[list[float], float, bool]:
@@ -302,6 +308,7 @@ class _Weights:
         cols = weights.shape[-1]
         matrices = [_native.pack(format.name, part, cols, self._team, self._store, format.codebook) for part in parts]
         self._file.release(info.name)
+        self.read += info.nbytes
         return matrices
 
     def taps(self, convolutions: Sequence[TensorInfo]) -> NDArray[np.float32]:

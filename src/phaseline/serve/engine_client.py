@@ -139,12 +139,12 @@ class EngineClient:
         return not self._gone.is_set()
 
     async def gone(self) -> PhaselineError:
-        """Wait until the process is gone; why it went, as it told or as the system tells."""
+        """Wait until the process is gone; why it went: as it told, or EngineDied with what the system tells."""
         await self._gone.wait()
         assert self._process
         code = await asyncio.to_thread(self._process.wait)
         if self._fatal:
-            return _REFUSALS.get(self._fatal.kind, EngineDied)(self._fatal.message)
+            return _REFUSALS.get(self._fatal.kind, PhaselineError)(self._fatal.message)
         how = f"signal {-code}" if code < 0 else f"status {code}"
         return EngineDied(f"the engine's process ended with {how}")
 
@@ -152,6 +152,8 @@ class EngineClient:
         """End the process, by force where it does not end by itself; live requests end with an error."""
         if self._process is None:
             return
+        if self.state is State.LOADING:  # it would not listen before all is loaded
+            self.kill()
         self._send(Close())
         try:
             await asyncio.wait_for(self._gone.wait(), _CLOSING_S)

@@ -26,6 +26,7 @@ from phaseline.serve.messages import (
     Fatal,
     FrameReader,
     Load,
+    Loading,
     Ready,
     Report,
     StepReport,
@@ -181,7 +182,8 @@ def run(sock: socket.socket) -> int:
         if len(commands) > 1 or not isinstance(commands[0], Load):
             raise ProtocolError("the first command is Load, and nothing follows before Ready")
         command = commands[0]
-        with load(command.model, **command.options) as engine:
+        loading = partial(_tell_loading, channel)
+        with load(command.model, **command.options, progress=loading) as engine:
             channel.send(Ready(facts_of(engine, command)))
             Worker(engine, channel).serve()
     except (EOFError, ConnectionError):  # the server has gone: nobody is left to serve
@@ -190,6 +192,10 @@ def run(sock: socket.socket) -> int:
         channel.send(Fatal(type(error).__name__, str(error) or "out of memory"), wait=True)
         return 2
     return 0
+
+
+def _tell_loading(channel: Channel, done: int, total: int) -> None:
+    channel.send(Loading(done, total))
 
 
 def _depart_with_the_server() -> None:

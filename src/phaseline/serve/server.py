@@ -22,6 +22,7 @@ from phaseline.serve.errors import EngineDied, Unavailable
 from phaseline.serve.messages import EngineFacts
 
 _DEATHS, _DEATHS_WITHIN_S = 3, 300.0  # of the engine's process; beyond, restarting it would only hide a defect
+_BACKLOG = 1024  # connections that wait for their first look
 _FLUSH_S = 5  # for the last bytes to leave once all requests have ended
 
 
@@ -75,9 +76,9 @@ class _Server:
                 print(f"ready: {_summary(self._config, self._client.facts)}; Ctrl-C stops", flush=True)
             reason = await self._client.gone()
             deaths.append(time.monotonic())
-            loaded = isinstance(reason, EngineDied)
+            told = not isinstance(reason, EngineDied)  # and would tell the same again
             often = len(deaths) == _DEATHS and deaths[-1] - deaths[0] < _DEATHS_WITHIN_S
-            if not loaded or often or not self._config.restart:
+            if told or often or not self._config.restart:
                 raise reason
             print(f"phaseline: {reason}; starting it again", flush=True)
             await self._client.start()
@@ -107,6 +108,7 @@ class _Door(uvicorn.Server):
                 create_app(client, config, tokenizer),
                 http="httptools",
                 ws="none",
+                backlog=_BACKLOG,
                 lifespan="off",
                 log_level="warning",
                 access_log=False,
@@ -145,6 +147,7 @@ def _bound(host: str, port: int) -> socket.socket:
         sock = socket.socket(family, kind, protocol)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
+        sock.listen(_BACKLOG)  # before this another server could bind to the same port
     except OSError as error:
         raise PhaselineError(f"cannot listen on {host}:{port}: {error.strerror}; choose another with --port") from None
     return sock

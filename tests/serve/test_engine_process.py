@@ -1,0 +1,213 @@
+"""The engine's process by its socket alone: whatever comes, it answers, refuses, or ends with a reason."""
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from phaseline.engine.types import Request, SamplingParams
+from phaseline.serve.messages import (
+    MAX_FRAME,
+    Abort,
+    Close,
+    Fatal,
+    FrameReader,
+    Load,
+    Loading,
+    Ready,
+    StepReport,
+    Submit,
+    frame,
+    read_report,
+    submit,
+)
+
+PARAMS = SamplingParams(max_tokens=4, ignore_eos=True)
+LONG = SamplingParams(max_tokens=30000, ignore_eos=True)
+OPTIONS = {"threads": 1, "chunk": 16, "memory": 600 << 20}
+
+
+class Wire:
+    """The server's end of the socket, and the process at the other."""
+
+    def __init__(self, sock: socket.socket, process: "subprocess.Popen[bytes]") -> None:
+        self.sock, self.process = sock, process
+        self._reader = FrameReader()
+        self._reports: list[Any] = []
+
+    def send(self, command: Any) -> None:
+        self.sock.sendall(frame(command))
+
+    def report(self) -> Any:
+        while not self._reports:
+            piece = self.sock.recv(1 << 16)
+            assert piece, "the process is gone"
+            self._reports += map(read_report, self._reader.feed(piece))
+        return self._reports.pop(0)
+
+    def until(self, holds: Callable[[Any], bool]) -> list[Any]:
+        """All reports up to the first for which something holds."""
+        reports = [self.report()]
+        while not holds(reports[-1]):
+            reports.append(self.report())
+        return reports
+
+    def failure(self) -> Any:
+        """The next request that failed."""
+        return self.until(lambda r: isinstance(r, StepReport) and bool(r.failed))[-1].failed[0]
+
+    def generate(self, request_id: str) -> list[int]:
+        """Tokens of a small request, all of them."""
+        self.send(submit(Request(request_id, [50, 60, 70], PARAMS)))
+        reports = self.until(lambda r: any(d.request_id == request_id and d.finish_reason for d in r.deltas))
+        return [t for r in reports for d in r.deltas if d.request_id == request_id for t in d.token_ids]
+
+    def exit_status(self) -> int:
+        return self.process.wait(20)
+
+
+@contextmanager
+def wire() -> Iterator[Wire]:
+    """A process that waits for its first command."""
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", "phaseline.serve.engine_process", str(theirs.fileno())]
+    with ours, subprocess.Popen(command, pass_fds=[theirs.fileno()]) as process:
+        theirs.close()
+        ours.settimeout(20)
+        try:
+            yield Wire(ours, process)
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def loaded(tiny: Path) -> Iterator[Wire]:
+    with wire() as found:
+        found.send(Load(str(tiny), OPTIONS))
+        found.until(lambda r: isinstance(r, Ready))
+        yield found
+
+
+def test_loading_is_told_as_it_goes(tiny: Path) -> None:
+    with wire() as found:
+        found.send(Load(str(tiny), OPTIONS))
+        *loading, ready = found.until(lambda r: isinstance(r, Ready))
+        assert all(isinstance(r, Loading) for r in loading)
+        done = [r.done for r in loading]
+        assert done == sorted(done) and done[-1] > 0.9 * loading[-1].total > 0
+        assert (ready.facts.vocab, ready.facts.context, ready.facts.chunk) == (320, 1 << 15, 16)
+        found.send(Close())
+        assert found.exit_status() == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "kind"),
+    [
+        (Load("no such name", {}), "PhaselineError"),
+        (Load("/nowhere/model.gguf", {}), "PhaselineError"),
+        (Load("any", {"chunk": 0}), "RequestError"),
+        (Load("any", {"kv_type": "f8"}), "UnsupportedError"),
+        (Close(), "ProtocolError"),
+    ],
+)
+def test_what_cannot_be_loaded_ends_it_with_the_reason(command: Any, kind: str) -> None:
+    with wire() as found:
+        found.send(command)
+        report = found.report()
+        assert isinstance(report, Fatal) and report.kind == kind and report.message
+        assert found.exit_status() == 2
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [b"\x05\x00\x00\x00hello", (MAX_FRAME + 1).to_bytes(4, "little"), frame(Load("again", {}))],
+    ids=["no message", "too long", "out of turn"],
+)
+def test_a_frame_that_makes_no_sense_ends_it_with_the_reason(loaded: Wire, junk: bytes) -> None:
+    loaded.sock.sendall(junk)
+    report = loaded.until(lambda r: isinstance(r, Fatal))[-1]
+    assert report.kind == "ProtocolError"
+    assert loaded.exit_status() == 2
+
+
+def test_malformed_requests_are_refused_and_others_served(loaded: Wire) -> None:
+    expected = loaded.generate("first")
+    draw = random.Random(0)
+    junk = [None, True, -1, 2**63, 1.5, float("nan"), "text", b"bytes", [], [[]], ["a"], {}, {"a": 1}, {1: 2}]
+    good = msgspec.to_builtins(Request("r", [50], SamplingParams()))
+    for number in range(200):
+        fields = {**good, "params": dict(good["params"]), "id": str(number)}
+        part = draw.choice([fields, fields["params"]])
+        name = draw.choice([*part])
+        part[name] = draw.choice(junk)
+        loaded.send(Submit(str(number), msgspec.Raw(msgspec.msgpack.encode(fields))))
+        loaded.send(Abort(str(number)))  # those that happen to make sense
+    loaded.send(Submit("last", msgspec.Raw(b"\xc0")))
+    reports = loaded.until(lambda r: any(f.request_id == "last" for f in r.failed))
+    failed = {f.request_id: f for r in reports for f in r.failed}
+    assert len(failed) > 100
+    assert {f.kind for f in failed.values()} <= {"RequestError", "CapacityError"}
+    assert loaded.generate("again") == expected
+
+
+def test_a_prompt_beyond_the_context_is_refused(loaded: Wire) -> None:
+    loaded.send(submit(Request("r", [50] * 100_000, PARAMS)))
+    failed = loaded.failure()
+    assert (failed.request_id, failed.kind) == ("r", "CapacityError") and "100000 tokens" in failed.message
+
+
+def test_an_id_in_use_is_refused_and_its_owner_goes_on(loaded: Wire) -> None:
+    loaded.send(submit(Request("r", [50], LONG)))
+    loaded.until(lambda r: bool(r.deltas))
+    loaded.send(submit(Request("r", [50], PARAMS)))
+    assert loaded.failure().kind == "RequestError"
+    assert loaded.until(lambda r: bool(r.deltas))[-1].deltas[0].request_id == "r"
+
+
+def test_an_abort_gives_pages_back_by_the_next_step(loaded: Wire) -> None:
+    loaded.send(submit(Request("r", [50] * 20_000, PARAMS)))
+    before = loaded.until(lambda r: bool(r.prefill))[-1]
+    assert before.free_pages < before.pages
+    loaded.send(Abort("r"))
+    after = loaded.until(lambda r: bool(r.deltas))[-1]
+    assert after.deltas[0].finish_reason and not after.prefill
+    assert after.free_pages == after.pages and after.queued_prefill_tokens == 0
+
+
+def test_a_server_that_stands_still_loses_nothing(loaded: Wire) -> None:
+    loaded.send(submit(Request("r", [50], SamplingParams(max_tokens=5000, ignore_eos=True))))
+    time.sleep(1.0)  # far more reports than the socket holds
+    reports = loaded.until(lambda r: any(d.finish_reason for d in r.deltas))
+    assert sum(len(d.token_ids) for r in reports for d in r.deltas) == 5000
+    assert all(len(r.deltas) == 1 for r in reports if r.decode)  # a report of each step
+
+
+def test_an_idle_engine_reports_once_in_a_while(loaded: Wire) -> None:
+    first, second = loaded.report(), loaded.report()
+    assert (first.prefill, first.decode, first.running, first.waiting) == ([], [], 0, 0)
+    assert 0.9 < (second.t_ns - first.t_ns) / 1e9 < 5
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_it_ends_when_the_server_is_gone(loaded: Wire, busy: bool) -> None:
+    if busy:
+        loaded.send(submit(Request("r", [50], LONG)))
+        loaded.until(lambda r: bool(r.deltas))
+    loaded.sock.close()
+    assert loaded.exit_status() == 1
+
+
+def test_signals_for_the_whole_group_do_not_end_it(loaded: Wire) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(loaded.process.pid, number)
+    assert len(loaded.generate("r")) == 4
