@@ -57,7 +57,7 @@ def report_page(records: Sequence[Record]) -> str:
         tag("meta", name="color-scheme", content="light dark"),
         tag("title", title),
         tag("link", rel="icon", href="data:,"),
-        tag("style", Markup(files(__package__).joinpath("page.css").read_text(encoding="utf-8"))),
+        tag("style", _style("phaseline", "palette.css"), _style(__package__, "page.css")),
     )
     body = tag(
         "body",
@@ -74,6 +74,10 @@ def report_page(records: Sequence[Record]) -> str:
         class_="single" if len(records) == 1 else None,
     )
     return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
+
+
+def _style(package: str, name: str) -> Markup:
+    return Markup(files(package).joinpath(name).read_text(encoding="utf-8"))
 
 
 def _title(records: Sequence[Record]) -> str:

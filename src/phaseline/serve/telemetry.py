@@ -1,0 +1,88 @@
+"""What of the server can be watched: /metrics and /live, fed by the engine's reports."""
+
+import secrets
+import time
+from contextlib import suppress
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from phaseline.serve.engine_client import EngineClient, State
+from phaseline.serve.errors import Unavailable
+from phaseline.serve.exposition import CONTENT_TYPE
+from phaseline.serve.feed import Feed
+from phaseline.serve.lives import Lives
+from phaseline.serve.messages import StepReport
+from phaseline.serve.metrics import MODEL_LABELS, Metrics
+from phaseline.serve.stream import Stream
+
+_TOLD = ("policy", "chunk", "max_running", "context", "page_size", "threads", "level")  # of the engine's facts
+
+
+class Telemetry:
+    """Joins the requests' lives, the metrics and the feed to a client."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+        self._server = secrets.token_hex(4)  # so that who watches can tell a new server from a new connection
+        self._lives, self.metrics = Lives(), Metrics()
+        self._feed = Feed(self._lives, self.metrics, self._facts, self._over)
+        client.watch(self._reported, submitted=self._submitted, lost=self._lost)
+
+    def routes(self) -> list[Route]:
+        """/metrics and /live."""
+        return [Route("/metrics", self._serve_metrics), Route("/live", self._serve_live)]
+
+    async def _serve_metrics(self, _: Request) -> Response:
+        model = {name: str(value) for name, value in self._facts().items()}
+        known = all(name in model for name in MODEL_LABELS)
+        return Response(self.metrics.text(model if known else {}), media_type=CONTENT_TYPE)
+
+    async def _serve_live(self, _: Request) -> Response:
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        return StreamingResponse(self._feed.watch(), media_type="text/event-stream", headers=headers)
+
+    def _submitted(self, stream: Stream) -> None:
+        self._feed.changed(self._lives.arrived(stream.request, stream.accepted_ns))
+
+    def _reported(self, report: StepReport) -> None:
+        seen = self._lives.read(report)
+        self.metrics.add(report, seen)
+        self._feed.add(report, seen)
+
+    def _lost(self) -> None:
+        for life in self._lives.lost(time.monotonic_ns()):
+            self.metrics.ended(life)
+            self._feed.changed(life)
+
+    def _over(self) -> bool:
+        return self._client.state is State.DRAINING and not self._client.in_flight
+
+    def _facts(self) -> dict[str, Any]:
+        told = {"server": self._server, "state": self._client.state.value, "model": self._client.config.name}
+        with suppress(Unavailable):
+            facts = self._client.facts
+            told |= {name: getattr(facts, name) for name in _TOLD}
+        return told
+
+
+class CountResponses:
+    """Counts HTTP answers by route and status; paths that are no route of the app count as "other"."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, paths: frozenset[str]) -> None:
+        self._app, self._metrics, self._paths = app, metrics, paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        route = scope["path"] if scope["path"] in self._paths else "other"
+
+        async def counting(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._metrics.responded(route, message["status"])
+            await send(message)
+
+        await self._app(scope, receive, counting)
