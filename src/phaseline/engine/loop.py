@@ -39,7 +39,7 @@ class Counts:
 
     running: int  # sequences
     waiting: int  # requests, and sequences that were preempted
-    free_pages: int  # of all state groups, cached ones included
+    free_pages: list[int]  # of each state group, cached ones included
     queued_prefill_tokens: int  # of prompts not begun, and left of those that are being read
     cached_tokens: int  # prompt tokens that the prefix cache has served since the start
     preemptions: int  # since the start
@@ -133,7 +133,7 @@ class EngineLoop:
         return Counts(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
-            free_pages=scheduler.table.free_pages,
+            free_pages=scheduler.table.group_free_pages,
             queued_prefill_tokens=self._unread_tokens + reading,
             cached_tokens=self._cached_tokens,
             preemptions=scheduler.preemptions,

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum
 
 from phaseline.engine.types import Delta, Progress, Request
@@ -42,6 +43,13 @@ class State(Enum):
     DEAD = "dead"
 
 
+@dataclass(eq=False, frozen=True)
+class _Watcher:
+    reported: Callable[[StepReport], None]
+    submitted: Callable[[Stream], None] | None
+    lost: Callable[[], None] | None
+
+
 class EngineClient:
     """Starts the engine's process, hands requests to it and their answers back. For one event loop, all on its thread.
 
@@ -55,7 +63,7 @@ class EngineClient:
         self.latest: StepReport | None = None
         self._facts: EngineFacts | None = None
         self._streams: dict[str, Stream] = {}
-        self._watchers: list[Callable[[StepReport], None]] = []
+        self._watchers: list[_Watcher] = []
         self._process: subprocess.Popen[bytes] | None = None
         self._transport: asyncio.WriteTransport | None = None
         self._fatal: Fatal | None = None
@@ -105,6 +113,7 @@ class EngineClient:
         stream = self._streams[request.id] = Stream(request, self._leave, self.config.max_unread)
         patience = self.config.request_timeout
         stream.timer = asyncio.get_running_loop().call_later(patience, self._time_out, stream)
+        self._tell("submitted", stream)
         return stream
 
     def abort(self, request_id: str) -> None:
@@ -112,13 +121,21 @@ class EngineClient:
         if request_id in self._streams:
             self._send(Abort(request_id))
 
-    def watch(self, callback: Callable[[StepReport], None]) -> Callable[[], None]:
-        """Call back with every report from now on, until the returned function is called."""
-        self._watchers.append(callback)
+    def watch(
+        self,
+        callback: Callable[[StepReport], None],
+        *,
+        submitted: Callable[[Stream], None] | None = None,
+        lost: Callable[[], None] | None = None,
+    ) -> Callable[[], None]:
+        """Call back with every report from now on, until the returned function is called; and, where asked for, with
+        every request that is handed over, and when the engine's process is gone."""
+        watcher = _Watcher(callback, submitted, lost)
+        self._watchers.append(watcher)
 
         def unwatch() -> None:
             with suppress(ValueError):
-                self._watchers.remove(callback)
+                self._watchers.remove(watcher)
 
         return unwatch
 
@@ -200,9 +217,13 @@ class EngineClient:
             if stream := self._streams.get(failed.request_id):
                 stream.fail(failed.error())
                 self._forget(stream)
-        for callback in tuple(self._watchers):
+        self._tell("reported", report)
+
+    def _tell(self, what: str, *told: object) -> None:
+        for watcher in tuple(self._watchers):
             try:
-                callback(report)
+                if call := getattr(watcher, what):
+                    call(*told)
             except Exception as error:  # a watcher's defect is not to end the streams
                 asyncio.get_running_loop().call_exception_handler({"message": "a watcher failed", "exception": error})
 
@@ -227,6 +248,7 @@ class EngineClient:
         self.kill()
         self.state, self._transport = State.DEAD, None
         self.fail_all(EngineDied("the engine's process ended while it served this request"))
+        self._tell("lost")
         self._settled.set()
         self._gone.set()
 

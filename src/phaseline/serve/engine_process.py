@@ -146,7 +146,7 @@ class Worker:
             running=counts.running,
             waiting=counts.waiting,
             free_pages=counts.free_pages,
-            pages=self._engine.scheduler.table.pages,
+            pages=self._engine.scheduler.table.group_pages,
             queued_prefill_tokens=counts.queued_prefill_tokens,
             cached_tokens=counts.cached_tokens,
             preemptions=counts.preemptions,

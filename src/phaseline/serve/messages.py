@@ -96,8 +96,8 @@ class StepReport(_Message, frozen=True):
     failed: list[Failed]
     running: int  # sequences
     waiting: int
-    free_pages: int  # of `pages`, those of all state groups
-    pages: int
+    free_pages: list[int]  # of `pages`, cached ones included
+    pages: list[int]  # of each state group
     queued_prefill_tokens: int
     cached_tokens: int  # so far
     preemptions: int  # so far

@@ -95,7 +95,12 @@ class PageTable:
     @property
     def free_pages(self) -> int:
         """Pages of all groups obtainable now: free ones and cached ones, which would be evicted."""
-        return sum(group.ids.obtainable for group in self._groups)
+        return sum(self.group_free_pages)
+
+    @property
+    def group_free_pages(self) -> list[int]:
+        """Pages of each group obtainable now."""
+        return [group.ids.obtainable for group in self._groups]
 
     def capacity(self, step: int) -> int:
         """Positions of the longest sequence that fits alone, growing by at most `step` at once."""
