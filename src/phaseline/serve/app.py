@@ -23,11 +23,13 @@ from phaseline.serve.engine_client import EngineClient, State
 from phaseline.serve.guard_input import Guard, check_json, decode
 from phaseline.serve.objects import Health, Model, Models, Readiness
 from phaseline.serve.openapi import description
+from phaseline.serve.page import page_routes
 from phaseline.serve.problems import Problem, model_not_found, problem
 from phaseline.serve.prompts import Prompts
 from phaseline.serve.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from phaseline.serve.telemetry import CountResponses, Telemetry
 
-_OPEN_PATHS = ("/health", "/ready")  # for everyone, key or not
+_OPEN_PATHS = ("/health", "/ready", "/metrics")  # for everyone, key or not
 _READERS = 2  # threads that find tokens; more would wait for each other
 _T = TypeVar("_T")
 _Body = TypeVar("_Body", CompletionBody, ChatBody, TokenizeBody, DetokenizeBody)
@@ -47,10 +49,14 @@ def create_app(client: EngineClient, config: ServeConfig, tokenizer: Tokenizer) 
         Route("/tokenize", door.tokenize, methods=["POST"]),
         Route("/detokenize", door.detokenize, methods=["POST"]),
     ]
+    telemetry, page = Telemetry(client), page_routes()
+    routes += [*telemetry.routes(), *page]
     handlers: dict[Any, Any] = {HTTPException: _no_route, PhaselineError: _refusal, Exception: _defect}
     app = Starlette(routes=routes, exception_handlers=handlers)
     app.router.redirect_slashes = False
-    return Guard(app, keys=config.api_keys, open_paths=_OPEN_PATHS, max_body=config.max_body)
+    open_paths = (*_OPEN_PATHS, *(route.path for route in page))
+    guarded = Guard(app, keys=config.api_keys, open_paths=open_paths, max_body=config.max_body)
+    return CountResponses(guarded, telemetry.metrics, frozenset(route.path for route in routes))
 
 
 class _Door:

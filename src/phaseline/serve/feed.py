@@ -27,14 +27,14 @@ Step = tuple[float, float, list[tuple[int, int, int]], list[int]]
 
 
 class Feed:
-    """Watchers, and what they have not been told yet. While nobody watches, nothing is kept but the latest
-    report, and nothing runs."""
+    """Watchers, and what they have not been told yet. While nobody watches, nothing is kept but the latest report, and
+    nothing runs."""
 
     def __init__(
         self, lives: Lives, metrics: Metrics, facts: Callable[[], Mapping[str, Any]], over: Callable[[], bool]
     ) -> None:
-        """`facts` says what is served, as plain data; where it changes, everybody gets a new hello. Once `over`, streams
-        end."""
+        """`facts` says what is served, as plain data; where it changes, everybody gets a new hello. Once `over`,
+        streams end."""
         self._lives, self._metrics, self._facts, self._over = lives, metrics, facts, over
         self._watchers: set[_Watcher] = set()
         self._ticker: asyncio.Task[None] | None = None

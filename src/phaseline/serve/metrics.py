@@ -50,7 +50,7 @@ class Metrics:
         self._ends = Counter("phaseline_requests_ended_total", "Requests that ended, by what ended them.", "reason")
         self._responses = Counter("phaseline_http_responses_total", "HTTP answers.", "route", "status")
         self.ttft = Histogram(
-            "phaseline_time_to_first_token_seconds", "From a request's arrival to the step with its first token.", BOUNDS
+            "phaseline_time_to_first_token_seconds", "From a request's arrival to its first token.", BOUNDS
         )
         self.gaps = Histogram(
             "phaseline_inter_token_seconds",

@@ -42,6 +42,8 @@ class Telemetry:
         return Response(self.metrics.text(model if known else {}), media_type=CONTENT_TYPE)
 
     async def _serve_live(self, _: Request) -> Response:
+        if self._feed.full:
+            raise Unavailable("as many watch as can: close another page")
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         return StreamingResponse(self._feed.watch(), media_type="text/event-stream", headers=headers)
 
