@@ -66,7 +66,7 @@ def _open_build(spec: str, model: str | None, slow: Mapping[str, float] | None) 
     if model is None:
         raise RequestError(f"{spec}: say what it serves by --model, e.g. --model smollm2 or --model smollm2,threads=1")
     args = _parse(f"phaseline:{model}")
-    options = load_options(args) | ({} if args.max_running is None else {"max_running": args.max_running})
+    options = load_options(args)
     path, words = resolve(args.model).resolve(), vocabulary(args)  # before anything is built
     return WorkerContender(_build(spec), str(path), words, options, slow)
 

@@ -85,8 +85,7 @@ def load_engine(args: argparse.Namespace) -> "Engine":
     """Our engine with MODEL. Raises a PhaselineError that says why it cannot be."""
     from phaseline.engine.load import load
 
-    running = {} if args.max_running is None else {"max_running": args.max_running}
-    return load(needed_model(args), **load_options(args), **running)
+    return load(needed_model(args), **load_options(args))
 
 
 def open_system(args: argparse.Namespace) -> "StreamSystem":
