@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from op_kinds import spent
 from random_model import write
 from rich.console import Console
 from rich.table import Table
@@ -24,37 +25,22 @@ from timing import summary
 from phaseline.engine.load import load
 from phaseline.execute.host import cpu_model, usable_cores
 from phaseline.lab.systems.phaseline import PhaselineSystem
-from phaseline.program.ops import DeltaAttend, Experts, LatentAttend, Linear, Op
 from phaseline.program.state import Recurrent
 from phaseline.program.step import Segment, Step
 
 CONTEXTS = (512, 1024, 2048, 4096, 8192)
 FLAT = 0.15  # by how much the rate may fall from the shortest context to the longest
-KINDS: Mapping[str, tuple[type, ...]] = {
-    "recurrence": (DeltaAttend,),
-    "latent attention": (LatentAttend,),
-    "experts": (Experts,),
-    "products": (Linear,),
-}
-
-
-def kind_of(op: Op) -> str:
-    return next((kind for kind, classes in KINDS.items() if isinstance(op, classes)), "others")
 
 
 def read(system: PhaselineSystem, tokens: Sequence[int], chunk: int) -> list[dict[str, float]]:
     """Seconds of each kind of operation, chunk by chunk."""
     executor = system.executor
-    kinds = [kind_of(op) for op in executor.program.ops]
     found = []
     with system.slots([len(tokens)]) as ((slot,), pages):
         for start in range(0, len(tokens), chunk):
             step = Step([Segment(slot, start, tokens[start : start + chunk])])
             _, seconds = executor.profile(step, carried_on(system, pages, slot, start // chunk))
-            spent = dict.fromkeys([*KINDS, "others"], 0.0)
-            for kind, took in zip(kinds, seconds, strict=True):
-                spent[kind] += float(took)
-            found.append(spent)
+            found.append(spent(executor.program, seconds))
     return found
 
 

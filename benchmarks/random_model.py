@@ -24,16 +24,19 @@ BLOCKS = tuple(name for name, format in FORMATS.items() if format.block > 1)
 
 @dataclass
 class RandomModel:
-    """A GGUF file under construction; `format` is that of all matrices but routers, which are F32."""
+    """A GGUF file under construction; `format` is that of all matrices but routers, which are F32, and routed experts,
+    where these have a format of their own."""
 
     path: Path
     arch: str
     format: str = "Q4_K"
     seed: int = 0
+    experts_format: str | None = None
 
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng(self.seed)
-        self.blocks = {name: sane_blocks(self.rng, FORMATS[name]) for name in dict.fromkeys((self.format, "Q8_0"))}
+        used = dict.fromkeys((self.format, "Q8_0", self.experts_format or "Q8_0"))
+        self.blocks = {name: sane_blocks(self.rng, FORMATS[name]) for name in used}
         self.out = GGUFWriter(self.path, self.arch, use_temp_file=True)
 
     def setting(self, key: str, value: float | int | bool | list[int]) -> None:
@@ -50,7 +53,8 @@ class RandomModel:
     def matrix(self, name: str, *shape: int) -> None:
         """A weight whose outputs are about as large as its inputs; shape (..., outputs, inputs). Rows that the format's
         blocks do not fill are in Q8_0."""
-        kind = FORMATS[self.format if shape[-1] % FORMATS[self.format].block == 0 else "Q8_0"]
+        wanted = (name.endswith("_exps") and self.experts_format) or self.format
+        kind = FORMATS[wanted if shape[-1] % FORMATS[wanted].block == 0 else "Q8_0"]
         raw = random_matrix(self.rng, kind, self.blocks[kind.name], math.prod(shape[:-1]), shape[-1])
         raw = raw.reshape(*shape[:-1], -1)
         self.out.add_tensor(name + ".weight", raw, raw_dtype=GGMLQuantizationType[kind.name])
@@ -90,6 +94,15 @@ class Delta:
 
 
 @dataclass(frozen=True)
+class K3:
+    """What Kimi K3 has besides: the width of the space that routed experts work in, and every how many layers a row is
+    banked."""
+
+    space: int
+    bank_every: int
+
+
+@dataclass(frozen=True)
 class Sizes:
     layers: int
     width: int
@@ -105,6 +118,7 @@ class Sizes:
     dense: int = 0  # layers without experts before the others
     latent: Latent | None = None
     delta: Delta | None = None
+    k3: K3 | None = None
 
     def carries(self, layer: int) -> bool:
         """Whether a layer has delta attention."""
@@ -136,13 +150,24 @@ SHAPES: Mapping[str, tuple[str, Sizes]] = {
         "kimi-linear",
         Sizes(4, 256, 512, 4, 1, 512, 1024, 8, 2, 256, 1, 1, Latent(0, 64, 32, 16, 32), Delta(32)),
     ),
+    # Kimi K3's layers at a seventh of its width, eight of 93: 1.5e9 parameters, of which a row multiplies 0.26e9.
+    "k3": (
+        "kimi-k3",
+        Sizes(
+            8, 1024, 4864, 14, 1, 32000, 4096, 64, 6, 2048, 1, 1, Latent(256, 256, 128, 64, 128), Delta(128), K3(512, 2)
+        ),
+    ),
+    "tiny-k3": (
+        "kimi-k3",
+        Sizes(4, 256, 512, 4, 1, 512, 1024, 8, 2, 256, 1, 1, Latent(64, 64, 32, 16, 32), Delta(32), K3(256, 2)),
+    ),
 }
 
 
-def write(path: Path, shape: str, *, format: str = "Q4_K", seed: int = 0) -> Path:
+def write(path: Path, shape: str, *, format: str = "Q4_K", seed: int = 0, experts_format: str | None = None) -> Path:
     """A random model of one of the shapes."""
     arch, s = SHAPES[shape]
-    model, head = RandomModel(path, arch, format, seed), s.width // s.heads
+    model, head = RandomModel(path, arch, format, seed, experts_format), s.width // s.heads
     settings: dict[str, float | int | bool | list[int]] = {
         "context_length": s.context,
         "embedding_length": s.width,
@@ -170,14 +195,20 @@ def write(path: Path, shape: str, *, format: str = "Q4_K", seed: int = 0) -> Pat
     if s.delta:
         settings |= {"kda.head_dim": s.delta.dim, "ssm.conv_kernel": s.delta.taps, "expert_gating_func": 2}
         settings |= {"attention.head_count_kv": [int(not s.carries(layer)) for layer in range(s.layers)]}
+    if s.k3:
+        settings |= {"kda.gate_lower_bound": -5.0, "activation.situ_beta": 4.0, "activation.situ_linear_beta": 25.0}
+        settings |= {"expert_latent_length": s.k3.space, "attn_res.block_size": s.k3.bank_every}
+        settings |= {"expert_weights_norm": True}
     for key, value in settings.items():
         model.setting(key, value)
     vocabulary(model.out, s.vocab)
     model.matrix("token_embd", s.vocab, s.width)
     for layer in range(s.layers):
         at = f"blk.{layer}."
-        for norm in ("attn_norm", "ffn_norm"):
-            model.norm(at + norm, s.width)
+        for part in ("attn", "ffn"):
+            model.norm(f"{at}{part}_norm", s.width)
+            if s.k3:
+                model.plain(f"{at}{part}_res_score.weight", model.rng.normal(0, s.width**-0.5, s.width))
         if s.delta and s.carries(layer):
             _delta(model, at, s, s.delta)
         elif s.latent:
@@ -189,6 +220,8 @@ def write(path: Path, shape: str, *, format: str = "Q4_K", seed: int = 0) -> Pat
         else:
             _gated(model, at, s.width, s.ff)
     model.norm("output_norm", s.width)
+    if s.k3:
+        model.plain("output_res_score.weight", model.rng.normal(0, s.width**-0.5, s.width))
     model.matrix("output", s.vocab, s.width)
     model.close()
     return path
@@ -212,6 +245,8 @@ def _latent(model: RandomModel, at: str, s: Sizes, own: Latent) -> None:
     model.norm(at + "attn_kv_a_norm", own.rank)
     model.matrix(at + "attn_k_b", s.heads, own.rank, own.nope)
     model.matrix(at + "attn_v_b", s.heads, own.value, own.rank)
+    if s.k3:
+        model.matrix(at + "attn_gate", s.heads * own.value, s.width)
     model.matrix(at + "attn_output", s.width, s.heads * own.value)
 
 
@@ -220,7 +255,9 @@ def _delta(model: RandomModel, at: str, s: Sizes, own: Delta) -> None:
     for part in "qkv":
         model.matrix(f"{at}attn_{part}", inner, s.width)
         model.plain(f"{at}ssm_conv1d_{part}.weight", model.rng.normal(0, own.taps**-0.5, (1, inner, 1, own.taps)))
-    for part in "fg":
+    if s.k3:
+        model.matrix(at + "ssm_g", inner, s.width)
+    for part in "f" if s.k3 else "fg":
         model.matrix(f"{at}ssm_{part}_a", own.dim, s.width)
         model.matrix(f"{at}ssm_{part}_b", inner, own.dim)
     model.matrix(at + "ssm_beta", s.heads, s.width)
@@ -241,7 +278,11 @@ def _experts(model: RandomModel, at: str, s: Sizes) -> None:
     model.plain(at + "ffn_gate_inp.weight", model.rng.normal(0, s.width**-0.5, (s.experts, s.width)))
     if s.delta:
         model.plain(at + "exp_probs_b.bias", np.zeros(s.experts))
-    _gated(model, at, s.width, ff, "_exps", s.experts)
+    if s.k3:
+        model.matrix(at + "ffn_routed_down", s.k3.space, s.width)
+        model.matrix(at + "ffn_routed_up", s.width, s.k3.space)
+        model.norm(at + "ffn_routed_norm", s.k3.space)
+    _gated(model, at, s.k3.space if s.k3 else s.width, ff, "_exps", s.experts)
     if s.shared:
         _gated(model, at, s.width, ff * s.shared, "_shexp")
 
@@ -251,9 +292,10 @@ def main() -> int:
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("path", type=Path)
     parser.add_argument("--format", choices=BLOCKS, default="Q4_K", help="of all matrices")
+    parser.add_argument("--experts-format", choices=BLOCKS, help="of routed experts, where not the same")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    write(args.path, args.shape, format=args.format, seed=args.seed)
+    write(args.path, args.shape, format=args.format, seed=args.seed, experts_format=args.experts_format)
     print(f"{args.path}: {args.path.stat().st_size / 1e6:.0f} MB")
     return 0
 

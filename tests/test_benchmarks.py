@@ -126,12 +126,37 @@ def test_sparse_models_are_predicted_from_their_bytes(
     assert named >= {"sparse", "sparse bound", "dense", "dense bound"}
 
 
-@pytest.mark.parametrize("shape", ["tiny-sparse", "tiny-dense", "tiny-latent", "tiny-linear"])
+@pytest.mark.parametrize("shape", ["tiny-sparse", "tiny-dense", "tiny-latent", "tiny-linear", "tiny-k3"])
 def test_a_random_model_gives_numbers(benchmark: ModuleType, tmp_path: Path, shape: str) -> None:
     with open_gguf(benchmark.random_model.write(tmp_path / "model.gguf", shape)) as file:
         model = open_model(file)
         found = logits(model.native(), list(range(40)), chunk=25)
     assert np.isfinite(found).all() and found.std() > 0.1
+
+
+def test_attribution_adds_up(
+    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Parts of a row make its wall time, factors from way to way the factor of all of them, and grouping reads less."""
+    options = ["--tiny", "--rounds", "2", "--prompt", "64", "--tokens", "3", "--threads", "1"]
+    monkeypatch.setattr(sys, "argv", ["attribution.py", *options, "--json"])
+    assert benchmark.attribution.main() == 0
+    record = json.loads(capsys.readouterr().out)
+    rows = {(row["mode"], row["chunk"]): row for row in record["rows"]}
+    assert len(rows) == 1 + 4 * 4
+    for row in rows.values():
+        for parts in (row["prefill_us"], row["decode_us"], *row["prefill_rounds"], *row["decode_rounds"]):
+            assert sum(parts.values()) == pytest.approx(2 * parts["wall"])
+            assert all(parts[kind] > 0 for kind in ("products", "recurrence", "experts", "router", "between"))
+        assert row["tok_s"] == pytest.approx(1e6 / row["prefill_us"]["wall"]) and row["decode_tok_s"] > 0
+    for chain in record["factors"].values():
+        *steps, total = chain
+        assert math.prod(step["factor"] for step in steps) == pytest.approx(total["factor"])
+        assert total["factor"] == pytest.approx(rows["chunk", 64]["tok_s"] / rows["walk", 1]["tok_s"])
+    assert rows["walk", 1]["expert_reads"] == rows["dispatch", 64]["expert_reads"] == 2
+    assert rows["chunk", 64]["expert_reads"] <= 8 / 64
+    benchmark.attribution.show(record)
+    assert "product" in capsys.readouterr().out
 
 
 TINY = {"layers": 2, "width": 128, "ff": 192, "heads": 4, "head_dim": 32, "vocab": 300, "context": 96}

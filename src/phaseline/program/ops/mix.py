@@ -54,7 +54,8 @@ class ResidualMix:
     out: Value
 
     def describe(self) -> str:
-        return f"{self.out.name} = mix({', '.join(v.name for v in self.inputs())})"
+        banked = f"{len(self.bank)} banked row{'s' * (len(self.bank) > 1)}"
+        return f"{self.out.name} = mix({self.x.name}, {banked})"
 
     def weights(self) -> tuple[TensorInfo, ...]:
         return (self.weight,)
