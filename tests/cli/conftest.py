@@ -2,11 +2,10 @@
 
 import subprocess
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from support.command import COMMAND, ENVIRONMENT, Run, Start
+from support.command import COMMAND, ENVIRONMENT, Run, Start, run
 from support.tiny import CHAT_TEMPLATE, write_llama
 
 
@@ -26,14 +25,6 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def phaseline() -> Run:
     """Run the command to its end; `options` go to `subprocess.run`."""
-
-    def run(*args: str, input: str | bytes = "", **options: Any) -> "subprocess.CompletedProcess[str]":
-        raw = input if isinstance(input, bytes) else input.encode()
-        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
-        done = subprocess.run([*COMMAND, *args], input=raw, env=ENVIRONMENT, timeout=60, **options)
-        texts = ((text or b"").decode() for text in (done.stdout, done.stderr))
-        return subprocess.CompletedProcess(done.args, done.returncode, *texts)
-
     return run
 
 

@@ -78,11 +78,10 @@ class Server:
         eventually(lambda: self.ask("/ready").status == 200)
 
     @property
-    def engine_pid(self) -> int:
-        """The engine's process: the server's only child."""
+    def children(self) -> list[int]:
+        """Processes that the server has started and not yet buried; but for a restart it is the engine's alone."""
         pid = self.process.pid
-        (child,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return int(child)
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Send a signal and wait for the end; the exit status."""

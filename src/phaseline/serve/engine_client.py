@@ -169,7 +169,7 @@ class EngineClient:
         """End the process, by force where it does not end by itself; live requests end with an error."""
         if self._process is None:
             return
-        if self.state is State.LOADING:  # it would not listen before all is loaded
+        if not self._settled.is_set():  # it would not listen before all is loaded
             self.kill()
         self._send(Close())
         try:
