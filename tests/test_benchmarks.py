@@ -159,6 +159,27 @@ def test_attribution_adds_up(
     assert "product" in capsys.readouterr().out
 
 
+def test_linear_attention_is_timed_against_the_context(
+    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And what falls with the context is told from what does not."""
+    options = ["--tiny", "--rounds", "2", "--chunk", "512", "--longest", "1024", "--threads", "1", "--json"]
+    monkeypatch.setattr(sys, "argv", ["linear.py", *options])
+    assert benchmark.linear.main() == 0
+    record = json.loads(capsys.readouterr().out)
+    assert [row["context"] for row in record["rows"]] == [512, 1024]
+    for row in record["rows"]:
+        assert sum(share["rounds"][0] for share in row["shares"].values()) == pytest.approx(1)
+        assert all(share["value"] > 0 for share in row["shares"].values())
+        assert row["without_latent_tok_s"]["value"] > row["chunk_tok_s"]["value"] > 0
+    slow = dict.fromkeys(["recurrence", "latent attention", "experts", "products", "others"], 1.0)
+    later = slow | {"latent attention": 6.0}
+    rows = [benchmark.linear.row([[slow, later]] * 2, context, 10) for context in (10, 20)]
+    assert [row["prompt_tok_s"]["value"] for row in rows] == [2, pytest.approx(20 / 15)]
+    assert benchmark.linear.falls(rows, "chunk_tok_s")["value"] == pytest.approx(0.5)
+    assert benchmark.linear.falls(rows, "without_latent_tok_s")["value"] == 0
+
+
 TINY = {"layers": 2, "width": 128, "ff": 192, "heads": 4, "head_dim": 32, "vocab": 300, "context": 96}
 OF_FAMILY = {"gpt2": {"kv_heads": 4}, "qwen3": {"kv_heads": 2}, "gemma3": {"kv_heads": 1, "window": 24}}
 

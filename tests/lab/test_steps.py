@@ -17,6 +17,7 @@ from phaseline.lab.systems.phaseline import PhaselineSystem
 from phaseline.machine import Ceilings
 from phaseline.program.cost import decode_work, prefill_work
 from support.engines import assert_idle
+from support.kimi import write_kimi
 from support.models import half_windowed
 from support.tiny import write_llama
 
@@ -93,6 +94,27 @@ def test_a_long_context_is_stored_in_the_pages_of_a_window(tmp_path: Path, monke
     for stream in range(2):
         engine.generate([*tokens[0][:300], tokens[stream][300]], SamplingParams(max_tokens=1))
         assert np.array_equal(seen[-1][-1], ours[stream])
+    assert_idle(engine)
+    engine.close()
+
+
+def test_what_streams_carry_on_is_stored_as_the_engine_stores_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read in chunks, copied to another stream, and not begun from what an earlier one left."""
+    engine = load(write_kimi(tmp_path / "tiny.gguf", context=512), threads=1, chunk=48, max_running=2)
+    seen: list[np.ndarray] = []
+    forward = engine.executor.forward
+    monkeypatch.setattr(engine.executor, "forward", lambda *args: seen.append(forward(*args)) or seen[-1])
+    size = StepSize(1, 200, 2)
+    for seed in (0, 1):
+        with step_bench(PhaselineSystem(engine), [size], seed) as bench:
+            bench.seconds(size)
+            tokens = [list(each) for each in bench.tokens]
+        ours = seen[-1]
+        for stream in range(2):
+            engine.generate([*tokens[0][:200], tokens[stream][200]], SamplingParams(max_tokens=1))
+            assert np.array_equal(seen[-1][-1], ours[stream])
     assert_idle(engine)
     engine.close()
 

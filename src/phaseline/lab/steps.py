@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from phaseline.errors import CapacityError
 from phaseline.lab.drive import timed
 from phaseline.lab.metrics import chunk_schedule
-from phaseline.lab.systems.phaseline import PhaselineSystem
+from phaseline.lab.systems.phaseline import PhaselineSystem, carried_on
 from phaseline.program.ops import Span, Work
 from phaseline.program.step import Segment, Step, Want
 
@@ -68,13 +68,17 @@ class StepBench:
         One prompt is read; the others get copies of its state, in pages of their own.
         """
         first, *others = self._slots
+        program, pages, turn = self._executor.program, self._pages, 0
         for a, b in chunk_schedule(positions[0], chunk):
-            self._executor.forward(Step([Segment(first, a, self.tokens[0][a:b], Want.NONE)]), self._pages)
+            step = Step([Segment(first, a, self.tokens[0][a:b], Want.NONE)])
+            self._executor.forward(step, carried_on(program, pages, turn))
+            turn += 1
+        self._pages = carried_on(program, pages, turn)
         size = self._executor.page_size
         for slot, length in zip(others, positions[1:], strict=True):
             full = -(-length // size)
-            pages = self._pages[:, [first, slot], :full]  # (groups, 2, full)
-            groups = [zip(*group, strict=True) for group in pages.tolist()]
+            held = self._pages[:, [first, slot], :full]  # (groups, 2, full)
+            groups = [zip(*group, strict=True) for group in held.tolist()]
             self._executor.copy_pages([(g, *pair) for g, pairs in enumerate(groups) for pair in pairs])
 
     def _step(self, size: StepSize) -> Step:

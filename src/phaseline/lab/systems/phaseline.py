@@ -17,6 +17,8 @@ from phaseline.errors import CapacityError, PhaselineError, UnsupportedError
 from phaseline.execute.native import NativeExecutor
 from phaseline.lab.systems.base import Arrival, Ask, Piece, StreamFault
 from phaseline.lab.trace import META
+from phaseline.program.ir import Program
+from phaseline.program.state import Recurrent
 
 
 class PhaselineSystem:
@@ -86,20 +88,22 @@ class PhaselineSystem:
     def slots(self, lengths: Sequence[int]) -> Iterator[tuple[list[int], NDArray[np.int32]]]:
         """Rows of the page table with room for so many positions each, and the table: for steps run straight on the
         executor. What they write is forgotten at the end. Where windows slide, positions further apart than a window
-        and a step share a page, the later in place of the earlier. Raises CapacityError if there is no room.
+        and a step share a page, the later in place of the earlier. What streams carry on from step to step has two
+        pages of each: see `carried_on`. Raises CapacityError if there is no room.
         """
         table, slots = self._engine.scheduler.table, list[int]()
         try:
             for length in lengths:
                 slots.append(table.open((), reuse=False)[0])
                 if table.stride is not None and table.grow(slots[-1], 1):
-                    table.fill(slots[-1], [0])  # of what is carried on, something to read, and another place to write
+                    table.fill(slots[-1], [0])  # so that it holds a snapshot to read beside the one to write
                 if not table.grow(slots[-1], table.in_hand(length, self.executor.max_rows), ahead=length):
                     raise CapacityError(f"no room for {len(lengths)} streams of up to {max(lengths)} positions")
             pages = table.matrix.copy()
             for slot, length in zip(slots, lengths, strict=True):
-                for row in pages[:, slot, : -(-length // table.page_size)]:
-                    row[:] = np.resize(row[row >= 0], len(row)) if row[0] >= 0 else row
+                for spec, row in zip(self.executor.program.state, pages[:, slot], strict=True):
+                    row = row[: 2 if isinstance(spec, Recurrent) else -(-length // table.page_size)]
+                    row[:] = np.resize(row[row >= 0], len(row))
             yield slots, pages
         finally:
             for slot in slots:
@@ -108,6 +112,16 @@ class PhaselineSystem:
     def build(self) -> dict[str, Any]:
         """What produced the figures, for the record."""
         return {"level": self.executor.level, "threads": self.executor.team.size, "page_size": self.executor.page_size}
+
+
+def carried_on(program: Program, pages: NDArray[np.int32], turn: int) -> NDArray[np.int32]:
+    """The page table for step `turn` of streams, which reads what the step before it wrote; the first reads nothing."""
+    pages = pages.copy()
+    for spec, group in zip(program.state, pages, strict=True):
+        if isinstance(spec, Recurrent):
+            group[:, :2] = group[:, [1, 0] if turn % 2 else [0, 1]]
+            group[:, 0] = group[:, 0] if turn else -1
+    return pages
 
 
 class PhaselineStreams:
