@@ -161,8 +161,8 @@ class EngineLoop:
             raise RequestError("stop strings need a tokenizer; this engine has none (stop_ids work)")
         params, vocab = request.params, self.executor.program.vocab
         seed = secrets.randbits(64) if params.seed is None else params.seed
+        ends = frozenset(params.stop_ids) | (frozenset() if params.ignore_eos else self._eos)
         constraint = constraint or self.constrain(params)
-        ends = frozenset(params.stop_ids) | (frozenset() if params.ignore_eos and not constraint else self._eos)
         samplers = [
             Sampler(
                 params,
