@@ -107,7 +107,7 @@ def test_the_first_chunk_is_the_least_where_nothing_is_known_of_prompts() -> Non
 def test_whole_chunks_are_read_until_somebody_decodes() -> None:
     machine = Machine(TRUE, chunk=512, ms=1)
     machine.add("a", 1000, 3)
-    machine.add("b", 300, 3)
+    machine.add("b", 1100, 3)
     assert [machine.step()[1] for _ in range(2)] == [512, 512]
     assert machine.step()[:2] == (1, LEAST)
 

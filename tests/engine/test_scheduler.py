@@ -11,7 +11,6 @@ from phaseline.engine.scheduler import Plan, Scheduler
 from phaseline.engine.sequence import Sequence
 from phaseline.engine.types import Request, SamplingParams
 from phaseline.errors import CapacityError, RequestError, UnsupportedError
-from phaseline.program.state import PagedKV, Recurrent
 from phaseline.program.step import Want
 from phaseline.state.pages import PageTable
 from support.scheduler_loop import NEVER, Loop, expected, state_of
@@ -36,7 +35,8 @@ def arrivals(draw: st.DrawFn) -> list[Arrival]:
             n=draw(st.sampled_from([1, 1, 1, 2, 3])),
             prompt_logprobs=draw(st.sampled_from([None, None, 0])),
         )
-        request = Request(f"r{number}", prompt, params, draw(st.sampled_from([b"", b"", b"salt"])))
+        salt, priority = draw(st.sampled_from([b"", b"", b"salt"])), draw(st.sampled_from([0, 0, 0, 1, -1]))
+        request = Request(f"r{number}", prompt, params, salt, priority=priority)
         abort = draw(st.just(NEVER) | st.integers(0, 20))
         result.append(Arrival(request, draw(st.integers(0, 10)), abort, draw(st.booleans())))
     return result
@@ -53,6 +53,8 @@ def arrivals(draw: st.DrawFn) -> list[Arrival]:
     policy=st.sampled_from(["mixed", "prefill-first", "decode-first"]),
     interruptions=st.sets(st.integers(0, 30), max_size=6),
     windows=st.lists(st.tuples(st.integers(1, 12), st.integers(1, 14)), max_size=2),
+    snapshots=st.none() | st.tuples(st.integers(1, 3), st.integers(1, 12)),
+    patience=st.integers(0, 40),
 )
 def test_everything_accepted_finishes_with_its_own_tokens(
     work: list[Arrival],
@@ -64,12 +66,19 @@ def test_everything_accepted_finishes_with_its_own_tokens(
     policy: str,
     interruptions: set[int],
     windows: list[tuple[int, int]],
+    snapshots: tuple[int, int] | None,
+    patience: int,
 ) -> None:
-    """`windows`: of further state groups, and how many pages each has."""
-    state, counts = state_of(window for window, _ in windows), [pages, *(count for _, count in windows)]
+    """`windows`: of further state groups, and how many pages each has; `snapshots`: pages from one to the next, and how
+    many there are."""
+    every = snapshots and snapshots[0] * page_size
+    state = state_of((window for window, _ in windows), every)
+    counts = [pages, *(count for _, count in windows), *([snapshots[1]] if snapshots else [])]
     table = PageTable(counts, page_size, max_running, -(-context // page_size), state)
-    scheduler = Scheduler(table, context=context, chunk=chunk, max_running=max_running, policy=policy)
-    loop = Loop(scheduler, eos=0, windows=[window for window, _ in windows])
+    scheduler = Scheduler(
+        table, context=context, chunk=chunk, max_running=max_running, policy=policy, patience=patience
+    )
+    loop = Loop(scheduler, eos=0, windows=[window for window, _ in windows], every=every)
     capacity = table.capacity(chunk)
     accepted: list[Sequence] = []
     for tick in range(NEVER):
@@ -121,15 +130,16 @@ def shape(plan: Plan) -> list[tuple[str, int, int]]:
 @pytest.mark.parametrize(
     ("policy", "steps"),
     [
-        ("mixed", [[("a", 0, 3), ("b", 0, 1)], [("a", 3, 1), ("b", 1, 4)], [("a", 4, 1), ("b", 5, 1), ("c", 0, 2)]]),
-        ("prefill-first", [[("a", 0, 3), ("b", 0, 1)], [("b", 1, 4)], [("b", 5, 1), ("c", 0, 2)], [("a", 3, 1)]]),
-        ("decode-first", [[("a", 0, 3), ("b", 0, 1)], [("a", 3, 1)], [("a", 4, 1)], [("b", 1, 4)]]),
+        ("mixed", [[("a", 3, 1), ("b", 3, 3)], [("a", 4, 1)]]),
+        ("prefill-first", [[("b", 3, 3)], [("a", 3, 1)]]),
+        ("decode-first", [[("a", 3, 1)], [("a", 4, 1)], [("b", 3, 3)]]),
     ],
 )
-def test_how_policies_share_steps_first_come_first_served(policy: str, steps: list[list[tuple[str, int, int]]]) -> None:
+def test_how_policies_share_steps_the_shortest_first(policy: str, steps: list[list[tuple[str, int, int]]]) -> None:
     loop = make(chunk=4, policy=policy)
     for name, length, max_tokens in (("a", 3, 3), ("b", 6, 1), ("c", 2, 1)):
         loop.scheduler.add(request(name, [ord(name)] * length, max_tokens))
+    assert [shape(loop.step()) for _ in range(2)] == [[("c", 0, 2), ("a", 0, 2)], [("a", 2, 1), ("b", 0, 3)]]
     assert [shape(loop.step()) for _ in steps] == steps
 
 
@@ -161,39 +171,55 @@ def test_a_prefix_hit_at_exact_page_multiples_and_one_off(length: int, cached: i
     assert sequence.cached == cached
 
 
-def test_the_youngest_is_preempted_resumes_first_and_samples_nothing_twice() -> None:
+@pytest.mark.parametrize("steps_before", [0, 1])  # of two steps one is for who is late
+def test_who_is_preempted_resumes_first_and_samples_nothing_twice(steps_before: int) -> None:
     loop = make(pages=4, page_size=4, chunk=64)
+    for _ in range(steps_before):
+        loop.scheduler.add(request("before", [9], max_tokens=1))
+        loop.run()
+    loop.finished.clear()
     for name in "ab":
         loop.scheduler.add(request(name, [ord(name)] * 7, max_tokens=5))
-    loop.scheduler.add(request("c", [ord("c")], max_tokens=1))
-    first = loop.step()
-    assert shape(first) == [("a", 0, 7), ("b", 0, 7)]
+    assert shape(loop.step()) == [("a", 0, 7), ("b", 0, 7)]
+    loop.scheduler.add(request("c", [ord("c")], max_tokens=1))  # shorter, and would have a seat, but no page
     loop.step()  # both pages of both are full
     assert shape(loop.step()) == [("a", 8, 1)]
-    (b, c) = loop.scheduler.waiting
+    (c, b) = loop.scheduler.waiting
+    assert loop.scheduler.preemptions == 1
     assert (b.request.id, c.request.id, b.preemptions, len(b.generated)) == ("b", "c", 1, 2)
+    while b.slot is None:
+        back = shape(loop.step())
+    assert back == [("b", 4, 5), ("c", 0, 1)]
     done = {sequence.request.id: sequence for sequence in loop.run()}
     assert [len(done[name].tokens) for name in "abc"] == [12, 12, 2]
     assert all(sequence.tokens == expected(sequence, sequence.limit) for sequence in done.values())
     assert b.cached == 0  # what its own pages saved it on resuming is not a cached prompt
 
 
-def test_who_is_preempted_by_an_older_prompt_leaves_the_step_it_was_in() -> None:
-    """Chunks end at snapshots, so a younger request may decode while an older one still reads its prompt."""
-    state = [PagedKV(1, 1, 1), Recurrent(1, (("carried", (1,)),), every=4)]
-    table = PageTable([64, 3], 4, slots=2, max_pages=16, state=state)
-    scheduler = Scheduler(table, context=64, chunk=8, max_running=2)
-    for name in "ab":
-        scheduler.add(request(name, [ord(name)] * (12 if name == "a" else 4)))
-    plans = []
-    for _ in range(3):
-        plan = scheduler.plan()
-        assert plan is not None
-        plans.append(shape(plan))
-        scheduler.commit(plan, [7] * len(plan.sampled))
-        table.check()
-    assert plans == [[("a", 0, 4), ("b", 0, 4)], [("a", 4, 4)], [("a", 8, 4)]]  # of two pairs, three pages are there
-    assert [s.request.id for s in scheduler.waiting] == ["b"]
+@pytest.mark.parametrize(
+    ("lengths", "snapshots", "steps"),
+    [
+        # a younger one may decode while an older one still reads, since chunks end at snapshots
+        ((12, 4), 3, [[("b", 0, 4), ("a", 0, 4)], [("a", 4, 4)], [("a", 8, 4)]]),
+        # c would have read behind b
+        (
+            (8, 12, 16),
+            4,
+            [[("a", 0, 4), ("b", 0, 4), ("c", 0, 4)], [("a", 4, 4), ("b", 4, 4)], [("a", 8, 1), ("b", 8, 4)]],
+        ),
+    ],
+)
+def test_who_is_preempted_by_an_older_prompt_leaves_the_step(
+    lengths: tuple[int, ...], snapshots: int, steps: list[list[tuple[str, int, int]]]
+) -> None:
+    """Each sequence holds two snapshots in a step, and there are too few for all to have both."""
+    state = state_of([], every=4)
+    table = PageTable([64, snapshots], 4, slots=3, max_pages=16, state=state)
+    loop = Loop(Scheduler(table, context=64, chunk=16, max_running=3), every=4)
+    for name, length in zip("abc", lengths, strict=False):
+        loop.scheduler.add(request(name, [ord(name)] * length))
+    assert [shape(loop.step()) for _ in steps] == steps
+    assert [s.request.id for s in loop.scheduler.waiting] == ["abc"[len(lengths) - 1]]
 
 
 def test_a_prompt_that_gives_way_is_not_begun_again_before_there_is_more_room() -> None:

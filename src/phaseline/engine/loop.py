@@ -40,7 +40,7 @@ class Counts:
     running: int  # sequences
     waiting: int  # requests, and sequences that were preempted
     free_pages: list[int]  # of each state group, cached ones included
-    queued_prefill_tokens: int  # of prompts not begun, and left of those that are being read
+    queued_prefill_tokens: int  # left to read of prompts, as far as the prefix cache is not seen to have them
     cached_tokens: int  # prompt tokens that the prefix cache has served since the start
     preemptions: int  # since the start
 
@@ -62,8 +62,6 @@ class EngineLoop:
         self._completions: dict[Sequence, Completion] = {}
         self._unclaimed: list[Delta | BaseException] = []  # what `step` will return, of requests that came by `submit`
         self._aborts: deque[str] = deque()
-        self._unread: dict[str, int] = {}  # prompt tokens of the requests that no step has begun
-        self._unread_tokens = self._cached_tokens = 0
         self._lock = threading.Lock()
         self._closed = False
 
@@ -129,13 +127,12 @@ class EngineLoop:
     def counts(self) -> Counts:
         """How busy the engine is now."""
         scheduler = self.scheduler
-        reading = sum(s.prefill - s.computed for s in scheduler.running if s.prefilling)
         return Counts(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
             free_pages=scheduler.table.group_free_pages,
-            queued_prefill_tokens=self._unread_tokens + reading,
-            cached_tokens=self._cached_tokens,
+            queued_prefill_tokens=scheduler.unread_tokens,
+            cached_tokens=scheduler.cached_tokens,
             preemptions=scheduler.preemptions,
         )
 
@@ -178,10 +175,7 @@ class EngineLoop:
         with self._lock, Uninterrupted():
             if self._closed:
                 raise PhaselineError("the engine is closed")
-            sequences = self.scheduler.add(request)
-            self._unread[request.id] = len(request.prompt)
-            self._unread_tokens += len(request.prompt)
-            for sequence, sampler in zip(sequences, samplers, strict=True):
+            for sequence, sampler in zip(self.scheduler.add(request), samplers, strict=True):
                 self._completions[sequence] = Completion(sequence, sampler, self.tokenizer, ends, sink)
 
     def _keep(self, item: Delta | Progress | BaseException) -> None:
@@ -227,7 +221,7 @@ class EngineLoop:
         self.last_step = StepRows(prefill, decode, seconds)
 
     def _begin(self, plan: Plan, now: float) -> tuple[list[tuple[str, int, int]], list[tuple[str, int]]]:
-        """Whose rows the planned step has, as in `StepRows`; its requests are no longer unread."""
+        """Whose rows the planned step has, as in `StepRows`."""
         prefill, decode = [], []
         for sequence, segment in zip(plan.sequences, plan.step.segments, strict=True):
             request = sequence.request
@@ -235,8 +229,6 @@ class EngineLoop:
                 decode.append((request.id, sequence.index))
                 continue
             prefill.append((request.id, segment.start, len(segment.tokens)))
-            if self._forget_unread(request.id):
-                self._cached_tokens += sequence.cached
             if request.progress:
                 completion = self._completions[sequence]
                 completion.began = completion.began or now
@@ -248,12 +240,6 @@ class EngineLoop:
             completion = self._completions.get(sequence)
             if completion and sequence.request.progress and len(sequence.tokens) <= sequence.prompt_len + 1:
                 completion.sink(completion.progress(time.perf_counter()))
-
-    def _forget_unread(self, request_id: str) -> bool:
-        """A request begins or ends; whether it was waiting to begin."""
-        count = self._unread.pop(request_id, 0)
-        self._unread_tokens -= count
-        return count > 0
 
     @property
     def _busy(self) -> bool:
@@ -274,7 +260,6 @@ class EngineLoop:
         sinks = {self._completions.pop(sequence).sink for sequence in ended}
         for request_id in {s.request.id for s in ended}:
             self.scheduler.abort(request_id)
-            self._forget_unread(request_id)
         for sink in sinks:
             sink(error)
 
@@ -297,11 +282,9 @@ class EngineLoop:
     def _apply_aborts(self) -> None:
         while self._aborts:
             request_id = self._aborts.popleft()
-            if self.scheduler.abort(request_id):
-                self._forget_unread(request_id)
-                for sequence in [s for s in self._completions if s.request.id == request_id]:
-                    completion = self._completions.pop(sequence)
-                    completion.sink(completion.end(FinishReason.ABORT))
+            for sequence in self.scheduler.abort(request_id):
+                completion = self._completions.pop(sequence)
+                completion.sink(completion.end(FinishReason.ABORT))
 
     def _advance(self, sequence: Sequence, chosen: tuple[int, NDArray[Any]] | None) -> None:
         completion = self._completions[sequence]

@@ -1,13 +1,17 @@
-"""Scheduler: which tokens of which sequences enter the next step.
+"""Scheduler: which tokens of which sequences enter the next step. docs/scheduling.md tells it in words.
 
-All live sequences stand in one line, by arrival: `running` is its front, `waiting` the rest. Admission moves
-the border back by one, preemption moves it forward by one; nothing overtakes, so the oldest always advances.
+Two orders. Rank, by priority and then by arrival: pages are taken from the last in rank, for the sake of those before
+it alone. Reading order, by priority and then by what is left to read; but in every second step who is late goes first.
+So the first in rank is never set back, and every step advances somebody before all whom it sets back.
 """
 
+from bisect import insort
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 
+from phaseline.engine.line import Line
 from phaseline.engine.policy import Allowance, ItlBudget, Phase, policy_named
 from phaseline.engine.sequence import Sequence
 from phaseline.engine.types import Request
@@ -15,6 +19,8 @@ from phaseline.engine.validate import check_length
 from phaseline.errors import CapacityError, RequestError
 from phaseline.program.step import Segment, Step, Want
 from phaseline.state.pages import PageTable
+
+_PATIENCE = 16  # chunks that others may read before a prompt is late
 
 
 @dataclass(slots=True)
@@ -39,7 +45,10 @@ class Scheduler:
     `context`: positions the model supports. `chunk`: most prompt tokens per step over all requests; decode rows
     are not counted. `max_running`: most sequences in a step; a request with n completions counts n times from
     the start. `policy`: mixed, prefill-first or decode-first. `itl_budget`: under the mixed policy, keeps chunks that
-    join decode rows small enough for the step's time; it may be changed at any time.
+    join decode rows small enough for the step's time; it may be changed at any time. `patience`: prompt tokens that
+    others may read since a prompt came, before it is late; by default those of sixteen full steps.
+
+    Nothing here looks at all who wait: a plan costs the same for five as for five hundred.
 
     A plan that is not committed has advanced nobody: after a step that failed or was interrupted, plan again.
     """
@@ -53,6 +62,7 @@ class Scheduler:
         max_running: int,
         policy: str = "mixed",
         itl_budget: ItlBudget | None = None,
+        patience: int | None = None,
     ) -> None:
         if chunk < 1 or not 1 <= max_running <= table.slots:
             raise CapacityError(
@@ -63,17 +73,27 @@ class Scheduler:
         self.context = context
         self.chunk = chunk
         self.max_running = max_running
-        self.running: list[Sequence] = []
-        self.waiting: deque[Sequence] = deque()
+        self.patience = _PATIENCE * chunk if patience is None else patience
+        self.running: list[Sequence] = []  # by rank
+        self.waiting = Line()
         self.itl_budget = itl_budget
+        self.prompt_tokens = 0  # read since the start, again after a preemption: the time by which prompts are late
+        self.cached_tokens = 0  # of prompts, that the prefix cache has served since the start
         self.preemptions = 0  # since the start
         self._policy = policy_named(policy, itl_budget=itl_budget is not None)
         self._live: dict[str, list[Sequence]] = {}
         self._arrivals = 0
+        self._turn_of_late = False
+        self._admitting = True  # in this plan: nobody has been refused or preempted yet
 
     @property
     def has_work(self) -> bool:
         return bool(self.running or self.waiting)
+
+    @property
+    def unread_tokens(self) -> int:
+        """Tokens to read before all who are here have their next one, as far as is known."""
+        return self.waiting.unread + sum(s.prefill - s.computed for s in self.running if s.prefilling)
 
     def add(self, request: Request) -> list[Sequence]:
         """Queue a request; return its n sequences, the first of which prefills for all.
@@ -93,14 +113,16 @@ class Scheduler:
             Sequence(request, index, self._arrivals + index, limit, list(request.prompt)) for index in range(params.n)
         ]
         sequences[0].forks = sequences[1:]
+        sequences[0].due = self.prompt_tokens + self.patience
         self._arrivals += params.n
         self._live[request.id] = list(sequences)
-        self.waiting.append(sequences[0])
+        self._queue(sequences[0])
         return sequences
 
     def plan(self) -> Plan | None:
         """Choose the next step, making room for it; None when there is nothing to do."""
         counts: dict[Sequence, int] = {}  # rows of each sequence in the step, in order
+        self._admitting = True
         for phase in self._policy.order:
             for sequence, count in self._decodes(counts) if phase is Phase.DECODE else self._chunks(counts):
                 counts[sequence] = count
@@ -126,10 +148,14 @@ class Scheduler:
         A sequence aborted since the plan was made is passed over.
         """
         advanced: list[Sequence] = []
+        before = self.prompt_tokens
         for sequence, segment in zip(plan.sequences, plan.step.segments, strict=True):
             slot = sequence.slot
             if slot is None:
                 continue
+            if sequence.prefilling:
+                self.prompt_tokens += len(segment.tokens)
+                sequence.due += len(segment.tokens)  # what it reads itself is not time that it waits
             self.table.fill(slot, segment.tokens)
             sequence.computed += len(segment.tokens)
             if sequence.computed == len(sequence.tokens):
@@ -139,6 +165,8 @@ class Scheduler:
         for sequence, token in zip(plan.sampled, tokens, strict=True):
             if sequence.slot is not None:
                 sequence.tokens.append(token)
+        if self.prompt_tokens > before:
+            self._turn_of_late = not self._turn_of_late
         return advanced
 
     def observe(self, plan: Plan, seconds: float) -> None:
@@ -155,36 +183,39 @@ class Scheduler:
         if not live:
             del self._live[sequence.request.id]
 
-    def abort(self, request_id: str) -> bool:
-        """Remove every sequence of a request, queued or running; False if the id is not live.
+    def abort(self, request_id: str) -> list[Sequence]:
+        """Remove every sequence of a request, queued or running, and return them: none if the id is not live.
 
         Not while an executor runs a step: it reads the pages that this gives back.
         """
-        if request_id not in self._live:
-            return False
-        for sequence in self._live.pop(request_id):
+        sequences = self._live.pop(request_id, [])
+        for sequence in sequences:
             self._release(sequence)
+            self.waiting.remove(sequence)
         self.running = [s for s in self.running if s.request.id != request_id]
-        self.waiting = deque(s for s in self.waiting if s.request.id != request_id)
-        return True
+        return sequences
 
     def _decodes(self, counts: dict[Sequence, int]) -> Iterator[tuple[Sequence, int]]:
-        """One row for each sequence past its prefill, oldest first, preempting the youngest when pages run out."""
+        """One row for each sequence past its prefill, by rank, preempting the last when pages run out."""
         for sequence in self.running:  # preemption shortens this list from its end, never before the cursor
             if not sequence.prefilling and self._make_room(sequence, 1, counts):
                 yield sequence, 1
 
     def _chunks(self, counts: dict[Sequence, int]) -> Iterator[tuple[Sequence, int]]:
-        """Prefill chunks in order of arrival, until what may join the step's decode rows is spent."""
-        budget, chunk = self.itl_budget, self.chunk
-        decodes = Step(_segments(counts))
-        allowance = budget.allowance(decodes, chunk) if budget else Allowance(chunk)
+        """Prefill chunks in reading order, until what may join the step's decode rows is spent."""
+        allowance: Allowance | None = None
         for sequence in self._prefills():
+            allowance = allowance or self._allowance(counts)
             count = allowance.take(self._wanted(sequence), sequence.computed, sequence.scores_prompt)
             if count and self._make_room(sequence, count, counts):
                 yield sequence, count
             if not allowance.rows:
                 return
+
+    def _allowance(self, decodes: dict[Sequence, int]) -> Allowance:
+        """What may join these rows."""
+        budget = self.itl_budget
+        return budget.allowance(Step(_segments(decodes)), self.chunk) if budget else Allowance(self.chunk)
 
     def _wanted(self, sequence: Sequence) -> int:
         """Tokens that its next chunk may have: all that are left, but none beyond where a snapshot should be kept."""
@@ -192,15 +223,46 @@ class Scheduler:
         return left if stride is None else min(left, stride - sequence.computed % stride)
 
     def _prefills(self) -> Iterator[Sequence]:
-        for sequence in [s for s in self.running if s.prefilling]:
-            if sequence.prefilling:  # not preempted since
-                yield sequence
-        while self.waiting and self._admit(self.waiting[0]):
-            yield self.running[-1]
+        """Who reads, in order; who waits is admitted as his turn comes, until one can't be or pages were taken."""
+        reading = deque(sorted((s for s in self.running if s.prefilling), key=self._order))
+        while True:
+            comer = self._next_in_line() if self._admitting else None
+            if comer and not (reading and self._order(reading[0]) < self._order(comer)):
+                self._admitting = self._admit(comer)
+                if self._admitting:
+                    yield comer
+            elif reading:
+                sequence = reading.popleft()
+                if sequence.prefilling:  # not preempted since
+                    yield sequence
+            else:
+                return
+
+    def _order(self, sequence: Sequence) -> tuple[int, bool, int, int]:
+        """Who reads first: the shortest, or in turn the oldest late one; of equals the oldest."""
+        late = self._turn_of_late and self._is_late(sequence)
+        left = sequence.unread if sequence.slot is None else sequence.prefill - sequence.computed
+        return sequence.request.priority, not late, sequence.arrival if late else left, sequence.arrival
+
+    def _next_in_line(self) -> Sequence | None:
+        """Who is admitted next. Once one who is late has been refused nobody else is: all that is freed is for him."""
+        latest = self.waiting.longest_due
+        if latest and self._is_late(latest) and (self._turn_of_late or latest.refused):
+            return latest
+        return self.waiting.shortest
+
+    def _is_late(self, sequence: Sequence) -> bool:
+        return sequence.due < self.prompt_tokens
+
+    def _queue(self, sequence: Sequence) -> None:
+        cached = 0 if sequence.scores_prompt else self.table.cached(sequence.tokens, sequence.request.salt)
+        sequence.unread = len(sequence.tokens) - cached
+        self.waiting.add(sequence)
 
     def _admit(self, sequence: Sequence) -> bool:
-        """Start the head of the queue if seats are left and pages for its first chunk, and for all its tokens in the
+        """Start one who waits if seats are left and pages for its first chunk, and for all its tokens in the
         groups that will keep them: there its chunks then can't fail."""
+        sequence.refused = True
         if sum(s.seats for s in self.running) + sequence.seats > self.max_running:
             return False
         if self.table.free_pages <= sequence.blocked_at:
@@ -211,26 +273,30 @@ class Scheduler:
             self.table.close(slot)
             sequence.blocked_at = self.table.free_pages
             return False
+        self.waiting.remove(sequence)
         sequence.slot, sequence.computed, sequence.prefill = slot, cached, length
         if not sequence.preemptions:
             sequence.cached = cached
-        self.running.append(self.waiting.popleft())
+            self.cached_tokens += cached
+        insort(self.running, sequence, key=attrgetter("rank"))
         return True
 
     def _make_room(self, sequence: Sequence, count: int, counts: dict[Sequence, int]) -> bool:
-        """Get pages for `count` more positions by preempting the youngest, which leaves the step, too.
+        """Get pages for `count` more positions by preempting the last in rank, which leaves the step, too.
 
-        False if that is this sequence itself.
+        It comes back as one who is late. False if that is this sequence itself.
         """
         assert sequence.slot is not None
         while not self.table.grow(sequence.slot, sequence.computed + count, ahead=sequence.prefill):
-            youngest = self.running.pop()
-            counts.pop(youngest, None)
-            self._release(youngest)
-            youngest.preemptions += 1
+            last = self.running.pop()
+            counts.pop(last, None)
+            self._release(last)
+            last.preemptions += 1
             self.preemptions += 1
-            self.waiting.appendleft(youngest)
-            if youngest is sequence:
+            last.due, last.refused = -1, True
+            self._admitting = False
+            self._queue(last)
+            if last is sequence:
                 sequence.blocked_at = self.table.free_pages
                 return False
         return True

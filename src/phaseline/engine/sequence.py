@@ -11,16 +11,24 @@ class Sequence:
 
     request: Request
     index: int  # which of the request's n completions
-    arrival: int  # earlier is older; preemption takes the youngest first
+    arrival: int  # earlier is older
     limit: int  # most tokens, prompt included: max_tokens, the context and the page pool allow no more
     tokens: list[int]
+    due: int = 0  # once the scheduler's `prompt_tokens` are beyond this, it has waited for too long
     forks: list["Sequence"] = field(default_factory=list)  # completions that wait for this one's prefill
     slot: int | None = None  # row of the page table while running
     computed: int = 0  # leading tokens whose state is stored
     prefill: int = 0  # tokens to compute before the next one is sampled, fixed on admission
     cached: int = 0  # prompt tokens that the prefix cache served on first admission
     preemptions: int = 0
+    unread: int = 0  # while it waits: tokens to compute before the next one is sampled, as far as is known
+    refused: bool = False  # while it waits: a seat or pages were missing for it, or were taken from it
     blocked_at: int = -1  # obtainable pages when admission last failed: not tried again until there are more
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Whose pages are safe from whom: the last in this order gives way first."""
+        return self.request.priority, self.arrival
 
     @property
     def prompt_len(self) -> int:

@@ -116,6 +116,10 @@ class PageTable:
         held = [group.most_held(length, step) for group in self._groups if not group.keeps_all]
         return min(length, max(held, default=0) * self.page_size)
 
+    def cached(self, tokens: Sequence[int], salt: bytes = b"") -> int:
+        """Positions that `open` would find cached now."""
+        return len(self._cached_chain(tokens, salt)) * self.page_size
+
     def open(self, tokens: Sequence[int], salt: bytes = b"", reuse: bool = True) -> tuple[int, int]:
         """Take a slot for `tokens` and the longest cached prefix of full pages; return (slot, positions cached).
 
