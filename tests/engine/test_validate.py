@@ -65,6 +65,7 @@ EDGES = {  # field: accepted values at the edges, refused values just past them
             Grammar("lark", " " * (2**13 + 1)),
         ],
     ),
+    "spelt_ids": ([(), [0, 99]], [[100], [-1], [True], ["1"], None]),
     "stop_ids": ([(), [0, 99]], [[100], [-1], [True], ["1"], [1.0], None, 5, "a", b"a", {5}]),
     "logit_bias": (
         [{}, {0: -100, 99: 100.0}],

@@ -8,9 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from phaseline.files import tool_calls
-from phaseline.files.text_stream import TextStream
+from phaseline.files.text_stream import SpeltTokens, TextStream
 from phaseline.files.tokenizer import Tokenizer
-from phaseline.files.tool_calls import MarkedTokens, ToolCall, ToolCallStream, ToolFormat, tool_format
+from phaseline.files.tool_calls import ToolCall, ToolCallStream, ToolFormat, mark_ids, tool_format
 from support.vocab_cases import tiny_metadata
 
 HERMES, LLAMA3, MISTRAL = ToolFormat.HERMES, ToolFormat.LLAMA3, ToolFormat.MISTRAL
@@ -166,6 +166,6 @@ def test_a_mark_that_is_a_control_token_is_seen() -> None:
     keys = {"token_type": [*[1] * 256, 3, 3], "bos_token_id": None, "eos_token_id": 256, "merges": []}
     bytes_of = tiny_metadata()["tokenizer.ggml.tokens"][:256]
     tokenizer = Tokenizer.from_metadata(tiny_metadata(tokens=[*bytes_of, "</s>", "[TOOL_CALLS]"], **keys))
-    stream = TextStream(MarkedTokens(tokenizer, MISTRAL))
+    stream = TextStream(SpeltTokens(tokenizer, mark_ids(tokenizer, MISTRAL)))
     text = "".join(map(stream.push, tokenizer.encode(f"[TOOL_CALLS][{ASK_F}]</s>")))
     assert read(MISTRAL, [text]) == ("", [F])

@@ -43,6 +43,7 @@ params = st.builds(
     seed=st.none() | st.integers(0, 2**64 - 1),
     stop=st.lists(texts, max_size=3),
     stop_ids=st.lists(ids, max_size=3),
+    spelt_ids=st.lists(ids, max_size=3),
     ignore_eos=st.booleans(),
     logprobs=st.none() | ids,
 )
@@ -76,9 +77,8 @@ steps = st.builds(
     deltas=st.lists(deltas, max_size=3),
     progress=st.lists(st.builds(Progress, texts, counts, counts, counts, numbers), max_size=2),
     failed=st.lists(st.builds(Failed, texts, texts, texts), max_size=2),
-    **dict.fromkeys(
-        ("running", "waiting", "free_pages", "pages", "queued_prefill_tokens", "cached_tokens", "preemptions"), counts
-    ),
+    **dict.fromkeys(("free_pages", "pages"), st.lists(counts, max_size=3)),
+    **dict.fromkeys(("running", "waiting", "queued_prefill_tokens", "cached_tokens", "preemptions"), counts),
 )
 facts = st.just(EngineFacts(320, 4096, 512, 16, [7, 9], 32, 2, "avx2", "bf16", "mixed", 12.5))
 reports = st.one_of(

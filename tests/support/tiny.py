@@ -1,7 +1,7 @@
 """Tiny random models on disk, complete enough for Phaseline and for llama.cpp."""
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,12 @@ class TinyWriter:
         for key, value in values.items():
             count = type(value) is int and value >= 0
             self._writer.add_key_value(key, value, GGUFValueType.UINT32 if count else GGUFValueType.get_type(value))
+
+    def add_tokens(self, texts: Sequence[str], kinds: Sequence[TokenType]) -> None:
+        """Further tokens, as they are spelt."""
+        known = self._writer.kv_data[0]
+        for key, more in (("tokenizer.ggml.tokens", texts), ("tokenizer.ggml.token_type", map(int, kinds))):
+            known[key].value += list(more)
 
     def matrix(self, name: str, rows: int, cols: int, std: float | None = None) -> None:
         """`name`.weight of that standard deviation, such that outputs are of the inputs' size where not stated."""

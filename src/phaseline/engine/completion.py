@@ -6,7 +6,8 @@ from collections.abc import Sequence as Seq
 from phaseline.engine.sampler import Sampler
 from phaseline.engine.sequence import Sequence
 from phaseline.engine.types import Delta, FinishReason, Progress, TokenLogprob
-from phaseline.files.text_stream import TextStream, TokenBytes
+from phaseline.files.text_stream import SpeltTokens, TextStream, TokenBytes
+from phaseline.files.tokenizer import Tokenizer
 
 Sink = Callable[[Delta | Progress | BaseException], None]
 
@@ -21,7 +22,7 @@ class Completion:
         self,
         sequence: Sequence,
         sampler: Sampler,
-        tokenizer: TokenBytes | None,
+        tokenizer: Tokenizer | None,
         ends: frozenset[int],
         sink: Sink,
     ) -> None:
@@ -33,7 +34,8 @@ class Completion:
         self.prompt_logprobs: list[TokenLogprob | None] = []
         self._ends = ends
         # Stop strings, like the ids that end a text, count only once min_tokens are there.
-        self._text = TextStream(tokenizer, () if params.min_tokens else params.stop) if tokenizer else None
+        stop = () if params.min_tokens else params.stop
+        self._text = TextStream(_spelling(tokenizer, params.spelt_ids), stop) if tokenizer else None
         self._started = False
 
     def advance(self, token: int, logprobs: Seq[TokenLogprob]) -> Delta:
@@ -82,3 +84,7 @@ class Completion:
             reason,
             self.sequence.cached,
         )
+
+
+def _spelling(tokenizer: Tokenizer, spelt_ids: Seq[int]) -> TokenBytes:
+    return SpeltTokens(tokenizer, spelt_ids) if spelt_ids else tokenizer

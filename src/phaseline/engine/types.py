@@ -47,6 +47,7 @@ class SamplingParams:
     seed: int | None = None  # None: drawn once when the request is submitted
     stop: Sequence[str] = ()
     stop_ids: Sequence[int] = ()
+    spelt_ids: Sequence[int] = ()  # control tokens that are part of the text, spelt out; others leave no trace in it
     ignore_eos: bool = False
     n: int = 1
     logprobs: int | None = None  # number of alternatives per generated token; 0: the chosen one's only

@@ -96,6 +96,7 @@ def validate_params(params: SamplingParams, *, vocab: int) -> None:
     _require(params.min_tokens <= params.max_tokens, "min_tokens", params.min_tokens, at_most)
     _require(isinstance(params.ignore_eos, bool), "ignore_eos", params.ignore_eos, "True or False")
     _validate_ids("stop_ids", params.stop_ids, vocab)
+    _validate_ids("spelt_ids", params.spelt_ids, vocab)
     _require(
         isinstance(params.logit_bias, Mapping), "logit_bias", params.logit_bias, "a mapping of token ids to numbers"
     )

@@ -1,16 +1,27 @@
 """Text of a growing sequence of tokens, given out as early as it is certain."""
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from phaseline.errors import RequestError
+from phaseline.files.tokenizer import Tokenizer
 
 
 class TokenBytes(Protocol):
     """The one thing a stream needs of a tokenizer."""
 
     def token_bytes(self, id: int) -> bytes: ...
+
+
+class SpeltTokens:
+    """A tokenizer's bytes with the control tokens of some `ids` spelt out."""
+
+    def __init__(self, tokenizer: Tokenizer, ids: Iterable[int]) -> None:
+        self._tokenizer, self._ids = tokenizer, frozenset(ids)
+
+    def token_bytes(self, id: int) -> bytes:
+        return self._tokenizer.token_bytes(id, skip_special=id not in self._ids)
 
 
 class TextStream:

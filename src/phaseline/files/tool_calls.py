@@ -47,14 +47,12 @@ def tool_format(template: str | None) -> ToolFormat | None:
     return ToolFormat.LLAMA3 if "<|python_tag|>" in template or '"parameters": dictionary' in template else None
 
 
-class MarkedTokens:
-    """A tokenizer's bytes for a text stream that also spells the mark before calls out, where it is a control token."""
-
-    def __init__(self, tokenizer: Tokenizer, format: ToolFormat) -> None:
-        self._tokenizer, self._mark = tokenizer, format.value[0]
-
-    def token_bytes(self, id: int) -> bytes:
-        return self._tokenizer.token_bytes(id, skip_special=self._tokenizer.token_text(id) != self._mark)
+def mark_ids(tokenizer: Tokenizer, format: ToolFormat) -> list[int]:
+    """The tokens that are a mark of the format as a whole. Where they are control tokens a text must spell them out,
+    or its calls can't be found. Looks at the whole vocabulary.
+    """
+    marks = [mark for mark in format.value if mark]
+    return [id for id in range(tokenizer.vocab_size) if tokenizer.token_text(id) in marks]
 
 
 class ToolCallStream:

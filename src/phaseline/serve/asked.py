@@ -1,13 +1,14 @@
 """From a body to everything that is needed to answer it; nothing here waits, so that it can run in a thread."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from phaseline.engine.types import Request, SamplingParams
 from phaseline.engine.validate import validate_params
 from phaseline.serve.answers import ChatGrowing, Growing, TextGrowing
-from phaseline.serve.conversation import tools_of
+from phaseline.serve.conversation import Tools, tools_of
 from phaseline.serve.envelope import Envelope
+from phaseline.serve.grammars import calls
 from phaseline.serve.params import chat_params, completion_params, priority, salt
 from phaseline.serve.problems import refused
 from phaseline.serve.prompts import Prompts
@@ -70,8 +71,9 @@ class Asking:
         """What a body of `/v1/chat/completions` asks for."""
         params = chat_params(body, context=self._context)
         validate_params(params, vocab=self._tokenizer.vocab_size)
-        tools = tools_of(body, self._tokenizer.chat_template)
-        prompt = self._prompts.chat(body, tools, params.max_tokens, self._context)
+        if tools := tools_of(body, self._tokenizer.chat_template):
+            params = self._calling(params, tools, several=body.parallel_tool_calls is not False)
+        prompt = self._prompts.chat(body, tools.functions if tools else (), params.max_tokens, self._context)
         choices = [
             ChatGrowing(
                 self._tokenizer,
@@ -85,6 +87,13 @@ class Asking:
         ]
         envelope = Envelope("chat.completion.chunk", self._model, "chatcmpl")
         return self._asked(body, key, envelope, [prompt], params, choices)
+
+    def _calling(self, params: SamplingParams, tools: Tools, *, several: bool) -> SamplingParams:
+        """So that calls can be seen in the text, and what must be called is."""
+        marks = self._prompts.marks(tools.format)
+        if params.grammar is not None:
+            raise refused("response_format", "can't go with tools: the text would be either a call or of that format")
+        return replace(params, spelt_ids=marks, grammar=calls(tools, marks, self._tokenizer, several=several))
 
     def _asked(
         self,

@@ -14,10 +14,11 @@ _TEXTS = {"text": "text", "refusal": "refusal"}  # kinds of parts, and where the
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """Functions that an answer may call, and how the model spells calls."""
+    """Functions that an answer may call, and how the model spells calls. `forced`: it must call one of these."""
 
     functions: Sequence[Mapping[str, Any]]
     format: ToolFormat
+    forced: Sequence[Mapping[str, Any]] = ()
 
 
 def messages_of(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -34,8 +35,6 @@ def tools_of(body: ChatBody, template: str | None) -> Tools | None:
         raise refused("tool_choice", "there are no tools to choose from")
     if not body.tools or choice == "none":
         return None
-    if choice not in (None, "auto"):
-        raise refused("tool_choice", 'only "auto" and "none" are supported: no call is forced')
     for n, tool in enumerate(body.tools):
         function = tool.get("function")
         named = isinstance(function, dict) and isinstance(function.get("name"), str) and function["name"]
@@ -45,7 +44,17 @@ def tools_of(body: ChatBody, template: str | None) -> Tools | None:
     if format is None:
         known = ", ".join(format.name.capitalize() for format in ToolFormat)
         raise refused("tools", f"this model's template teaches no format of calls that is known here ({known})")
-    return Tools(body.tools, format)
+    if choice in (None, "auto"):
+        return Tools(body.tools, format)
+    if choice == "required":
+        return Tools(body.tools, format, body.tools)
+    named = choice.get("function") if isinstance(choice, dict) else None
+    forced = [t for t in body.tools if isinstance(named, dict) and t["function"]["name"] == named.get("name")]
+    if not forced:
+        raise refused(
+            "tool_choice", 'must be "none", "auto", "required" or {"type": "function", "function": {"name": ...}}'
+        )
+    return Tools(body.tools, format, forced[:1])
 
 
 def _message(message: Mapping[str, Any], place: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from hashlib import blake2b
 from typing import TypeVar
 
 from phaseline.engine.types import SamplingParams
+from phaseline.serve.grammars import grammar_of
 from phaseline.serve.problems import refused
 from phaseline.serve.protocol import ChatBody, CompletionBody, Generation
 
@@ -86,6 +87,7 @@ def _params(
         n=_or(body.n, 1),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
+        grammar=grammar_of(body),
     )
 
 

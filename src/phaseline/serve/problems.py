@@ -8,7 +8,8 @@ from phaseline.errors import CapacityError, PhaselineError, RequestError, Unsupp
 from phaseline.serve.errors import TimedOut, Unavailable
 from phaseline.serve.objects import Error, ErrorFacts
 
-_FIELDS = {"stop_ids": "stop_token_ids", "params": None, "id": None, "salt": "cache_salt"}  # by the engine's names
+# What clients call the fields that the engine's messages name.
+_FIELDS = {"stop_ids": "stop_token_ids", "grammar.text": "response_format"}
 
 
 class Problem(PhaselineError):

@@ -4,7 +4,7 @@ None of it needs the event loop, and a long text takes a while: `app` calls it i
 is refused before its tokens are found.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +13,8 @@ from phaseline.engine.validate import check_room
 from phaseline.errors import RequestError
 from phaseline.files.chat import render_chat
 from phaseline.files.tokenizer import Tokenizer
-from phaseline.serve.conversation import Tools, messages_of
+from phaseline.files.tool_calls import ToolFormat, mark_ids
+from phaseline.serve.conversation import messages_of
 from phaseline.serve.objects import Detokenized, Piece, Tokenized
 from phaseline.serve.problems import refused
 from phaseline.serve.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
@@ -27,10 +28,17 @@ class Prompts:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
+        self._marks: dict[ToolFormat, list[int]] = {}
 
     @cached_property
     def _cover(self) -> Cover:
         return Cover(self.tokenizer)
+
+    def marks(self, format: ToolFormat) -> list[int]:
+        """The tokens that mark calls."""
+        if format not in self._marks:
+            self._marks[format] = mark_ids(self.tokenizer, format)
+        return self._marks[format]
 
     def completion(self, body: CompletionBody, max_tokens: int, context: int) -> list[list[int]]:
         """The ids of each prompt; those that came as ids are not looked at."""
@@ -45,12 +53,14 @@ class Prompts:
             raise refused("prompt", f"{len(prompt)} prompts; at most {MAX_PROMPTS} in one request")
         return [self._encode(one, max_tokens, context) if isinstance(one, str) else one for one in prompt]  # type: ignore[misc]
 
-    def chat(self, body: ChatBody | TokenizeBody, tools: Tools | None, max_tokens: int, context: int) -> list[int]:
-        """The ids of a conversation, up to where the answer begins."""
+    def chat(
+        self, body: ChatBody | TokenizeBody, functions: Sequence[Mapping[str, Any]], max_tokens: int, context: int
+    ) -> list[int]:
+        """The ids of a conversation that may call `functions`, up to where the answer begins."""
         text = render_chat(
             self.tokenizer,
             messages_of(body.messages or []),
-            tools=tools.functions if tools else None,
+            tools=functions,
             add_generation_prompt=body.add_generation_prompt is not False,
             more=_own(body.chat_template_kwargs or {}),
         )
@@ -62,7 +72,7 @@ class Prompts:
         if sum(given is not None for given in (body.prompt, body.messages, body.content)) != 1:
             raise refused("prompt", "give one of prompt, messages and content")
         if body.messages is not None:
-            ids = self.chat(body, None, 0, context)
+            ids = self.chat(body, body.tools or (), 0, context)
         elif body.prompt is not None:
             ids = self._encode(body.prompt, 0, context, bos=body.add_special_tokens is not False)
         else:  # llama.cpp's defaults are others

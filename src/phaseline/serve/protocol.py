@@ -19,10 +19,21 @@ class StreamOptions(Struct):
 
 
 class ResponseFormat(Struct):
-    """`type`: text, json_object or json_schema."""
+    """`type`: text, json_object (with llama.cpp's `schema`, if it is there) or json_schema."""
 
     type: str
     json_schema: dict[str, Any] | None = None
+    schema: dict[str, Any] | None = None
+
+
+class StructuredOutputs(Struct):
+    """vLLM's way to constrain a text; `grammar` in llguidance's dialect of Lark."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
 
 
 class Generation(Struct, kw_only=True):
@@ -47,6 +58,7 @@ class Generation(Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     priority: int | None = None
     cache_salt: str | None = None
     return_progress: bool | None = None
