@@ -1,13 +1,15 @@
 """Schedules over models that carry a recurrent state, alone or beside keys and values or latents.
 
 On the reference executor the operation is made up: what it carries depends on every token and on their order, so that a
-state lost, doubled, or taken from another sequence changes every row behind it. On the native one it is Kimi Linear's,
-and each request gets exactly the logits that it gets alone.
+state lost, doubled, or taken from another sequence changes every row behind it. On the native one it is that of Kimi
+Linear or Kimi K3, and each request gets exactly the logits that it gets alone.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,12 +29,18 @@ from phaseline.program.ops import Attend, Context, Cost, Work
 from phaseline.program.state import PagedKV, Recurrent, StateSpec
 from phaseline.program.step import Segment, Step
 from support.kimi import write_kimi
+from support.kimi_k3 import write_kimi_k3
 from support.memory_file import MemoryFile
 from support.schedules import Alone, Bench
 from support.small_programs import Small
 
 VOCAB, WIDTH, EVERY, POOL, CONTEXT = 48, 48, 64, 40, 640
-NATIVE = {"native": (True, True), "native beside latents": (True, False, True)}
+SIZES: dict[str, Any] = {"format": "F16", "dim": 24, "width": 96, "value": 24, "context": CONTEXT}
+NATIVE: dict[str, Callable[[Path], Path]] = {
+    "native": partial(write_kimi, recurrent=(True, True), dense=3, **SIZES),
+    "native beside latents": partial(write_kimi, recurrent=(True, False, True), dense=3, **SIZES),
+    "native kimi k3": partial(write_kimi_k3, layers=3, latent_layers=(1,), dense=2, **SIZES),
+}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -120,8 +128,7 @@ def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         yield Backend([executor(*request.param.split("-"))])
         return
     path = tmp_path_factory.mktemp("carried") / "tiny.gguf"
-    sizes: dict[str, Any] = {"format": "F16", "dim": 24, "width": 96, "value": 24, "context": CONTEXT, "dense": 3}
-    with open_gguf(write_kimi(path, recurrent=NATIVE[request.param], **sizes)) as file, ExitStack() as stack:
+    with open_gguf(NATIVE[request.param](path)) as file, ExitStack() as stack:
         program = model_program(file)[1]
         state = [replace(s, every=EVERY) if isinstance(s, Recurrent) else s for s in program.state]
         program, made = replace(program, state=state), []
