@@ -2,6 +2,7 @@
 than Python takes to switch between two."""
 
 import ctypes
+import gc
 import select
 import signal
 import socket
@@ -37,7 +38,7 @@ from phaseline.serve.messages import (
 )
 
 IDLE_S = 1.0  # between the reports of an engine that has nothing to do
-_PIECE = 1 << 18  # bytes taken from the socket at once
+_PIECE = 1 << 18  # bytes of commands between two steps: a flood of them is not to hold up the streams
 
 
 class Channel:
@@ -49,23 +50,20 @@ class Channel:
         self._outbox = bytearray()
 
     def receive(self, seconds: float) -> list[Command]:
-        """The commands that have come; if none, what comes within `seconds`. EOFError once the other end is closed."""
+        """The commands that have come, up to _PIECE bytes of them; if none, what comes within `seconds`.
+
+        EOFError once the other end is closed.
+        """
         writers = [self._sock] if self._outbox else []
         readable, writable, _ = select.select([self._sock], writers, [], seconds)
         if writable:
             self._flush()
-        commands: list[Command] = []
-        while readable:
-            try:
-                piece = self._sock.recv(_PIECE, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                break
-            if not piece:
-                raise EOFError
-            commands += map(read_command, self._reader.feed(piece))
-            if len(piece) < _PIECE:
-                break
-        return commands
+        if not readable:
+            return []
+        piece = self._sock.recv(_PIECE)
+        if not piece:
+            raise EOFError
+        return [read_command(payload) for payload in self._reader.feed(piece)]
 
     def send(self, report: Report, *, wait: bool = False) -> None:
         """Post a report, or what the socket takes of it now; the rest follows, unless `wait`."""
@@ -184,6 +182,8 @@ def run(sock: socket.socket) -> int:
         command = commands[0]
         loading = partial(_tell_loading, channel)
         with load(command.model, **command.options, progress=loading) as engine:
+            gc.collect()
+            gc.freeze()  # to look through all that loading made takes as long as some steps
             channel.send(Ready(facts_of(engine, command)))
             Worker(engine, channel).serve()
     except (EOFError, ConnectionError):  # the server has gone: nobody is left to serve

@@ -1,6 +1,7 @@
 """`phaseline serve` from start to exit status: the engine's process, the socket, signals, drain."""
 
 import asyncio
+import math
 import os
 import signal
 import socket
@@ -17,6 +18,7 @@ from phaseline.files.tokenizer import Tokenizer
 from phaseline.files.zoo import resolve
 from phaseline.serve.app import create_app
 from phaseline.serve.config import ServeConfig
+from phaseline.serve.connection import Connection
 from phaseline.serve.engine_client import EngineClient
 from phaseline.serve.errors import EngineDied, Unavailable
 from phaseline.serve.messages import EngineFacts
@@ -106,14 +108,14 @@ class _Door(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 create_app(client, config, tokenizer),
-                http="httptools",
+                http=Connection,
                 ws="none",
                 backlog=_BACKLOG,
                 lifespan="off",
                 log_level="warning",
                 access_log=False,
                 server_header=False,
-                timeout_keep_alive=int(config.idle_timeout),
+                timeout_keep_alive=math.ceil(config.idle_timeout),
                 timeout_graceful_shutdown=_FLUSH_S,
             )
         )

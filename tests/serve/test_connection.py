@@ -1,0 +1,107 @@
+"""Connections that stall, dawdle or overflow are closed; others are not."""
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from support.server import Server, serving
+
+HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def impatient(tiny: Path) -> Iterator[Server]:
+    with serving(tiny, "--idle-timeout", "1") as running:
+        yield running
+
+
+@contextmanager
+def connected(server: Server) -> Iterator[socket.socket]:
+    with socket.create_connection(server.address, timeout=20) as sock:
+        yield sock
+
+
+def what_is_left(sock: socket.socket) -> bytes:
+    """All that comes until the server closes; fails where it does not."""
+    pieces = []
+    try:
+        while piece := sock.recv(1 << 16):
+            pieces.append(piece)
+    except ConnectionResetError:  # closed over bytes that it had not read
+        pass
+    return b"".join(pieces)
+
+
+STALLED = {
+    "nothing": b"",
+    "first line": b"GET /health",
+    "headers": b"GET /health HTTP/1.1\r\nHost: x\r\n",
+    "blank line": b"\r\n",
+    "body": b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{",
+    "chunk": b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab",
+}
+
+
+def test_requests_that_stall_are_closed(impatient: Server) -> None:
+    with ExitStack() as stack:
+        stalled = {}
+        for name, beginning in STALLED.items():
+            first, later = (stack.enter_context(connected(impatient)) for _ in range(2))
+            later.sendall(HEALTH)  # the second one stalls after a request that did not
+            assert later.recv(1 << 16).startswith(b"HTTP/1.1 200 OK")
+            for sock in (first, later):
+                sock.sendall(beginning)
+            stalled |= {name: first, f"later {name}": later}
+        assert {name for name, sock in stalled.items() if b"200 OK" in what_is_left(sock)} == set()
+
+
+def test_a_head_that_dribbles_is_closed(impatient: Server) -> None:
+    with connected(impatient) as sock:
+        sock.sendall(b"GET /")
+        end = time.monotonic() + 15
+        try:
+            while time.monotonic() < end:
+                sock.sendall(b"a")
+                time.sleep(0.3)
+        except (BrokenPipeError, ConnectionResetError):
+            return
+    raise AssertionError("it was still open")
+
+
+def test_a_body_that_comes_slowly_is_read(impatient: Server) -> None:
+    body = b'{"prompt": "abc"}'
+    with connected(impatient) as sock:
+        sock.sendall(
+            b"POST /tokenize HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n" % len(body)
+        )
+        for byte in range(0, len(body), 5):
+            time.sleep(0.5)
+            sock.sendall(body[byte : byte + 5])
+        assert what_is_left(sock).startswith(b"HTTP/1.1 200 OK")
+
+
+def test_a_head_without_end_is_refused(impatient: Server) -> None:
+    with connected(impatient) as sock:
+        sock.sendall(b"GET /health HTTP/1.1\r\n")
+        try:
+            for number in range(100):
+                sock.sendall(b"X-%d: %s\r\n" % (number, b"a" * 1000))
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        assert b" 431 " in what_is_left(sock)
+
+
+def test_a_long_answer_is_not_idle(impatient: Server) -> None:
+    answer = impatient.ask("/v1/completions", {"prompt": [50], "max_tokens": 4000, "ignore_eos": True})
+    assert answer.json["usage"]["completion_tokens"] == 4000
+
+
+def test_several_requests_in_one_go_are_answered_in_order(impatient: Server) -> None:
+    with connected(impatient) as sock:
+        sock.sendall(HEALTH * 3 + HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+        assert what_is_left(sock).count(b"HTTP/1.1 200 OK") == 4
