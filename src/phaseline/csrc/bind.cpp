@@ -138,6 +138,7 @@ DeltaLayer delta_layer(Memory<5>& state, Memory<4>& window, int layer, int heads
         state.shape(3) != size_t(dim) || state.shape(4) != size_t(of.strips() * PANEL) ||
         window.shape(2) != size_t(taps - 1) || window.shape(3) < 3 * size_t(heads * dim))
         throw nb::value_error("the state's arrays do not have the shape that the kernels want");
+    if (reinterpret_cast<uintptr_t>(state.data()) % 64) throw nb::value_error("a state must begin on a cache line");
     return of;
 }
 
@@ -265,17 +266,19 @@ NB_MODULE(_native, m) {
         }, "q"_a, "c"_a, "out"_a, "rows"_a, "group"_a, "latent_layer"_a, "k_b"_a, "v_b"_a, "norm"_a, "frequencies"_a,
            "magnitude"_a, "halves"_a, "scale"_a, "layer"_a, nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>())
         .def("add_delta", [](Plan& p, int q, int k, int v, int decay, int beta, int gate, int out, Memory<5> state,
-                             Memory<4> window, int group, int delta_layer_index, View<const float, 2> taps,
+                             Memory<4> window, int group, int delta_layer_index, View<const float, 4> taps,
                              std::vector<float> rate, std::vector<float> shift, std::optional<float> lowest,
                              float unit_eps, const NormWeights& norm, int layer) {
             const int heads = int(p.value(beta).rows.stride), width = int(p.value(q).rows.stride);
             if (group < 0 || size_t(group) >= p.groups().size() || !p.groups()[size_t(group)].recurrent)
                 throw nb::value_error("no such group of recurrent state");
-            if (taps.shape(0) < 1 || taps.shape(0) > MAX_TAPS || taps.shape(1) != 3 * size_t(width) ||
-                rate.size() != size_t(heads) || shift.size() != size_t(width) || norm.weight.size() * size_t(heads) != size_t(width))
+            const int dim = width / heads, reach = int(taps.shape(2));
+            if (taps.shape(0) != size_t(heads) || taps.shape(1) != 3 || reach < 1 || reach > MAX_TAPS ||
+                taps.shape(3) != size_t(dim) || rate.size() != size_t(heads) || shift.size() != size_t(width) ||
+                norm.weight.size() != size_t(dim) || heads * dim != width)
                 throw nb::value_error("the weights do not have the shapes that the kernels want");
             p.add(make_delta({&p.value(q), &p.value(k), &p.value(v), &p.value(decay), &p.value(beta), &p.value(gate),
-                              &p.value(out), delta_layer(state, window, delta_layer_index, heads, width / heads, int(taps.shape(0))),
+                              &p.value(out), delta_layer(state, window, delta_layer_index, heads, dim, reach),
                               group, {taps.data(), taps.data() + taps.size()}, std::move(rate), std::move(shift),
                               lowest.has_value(), lowest.value_or(0), unit_eps, norm}), layer);
         }, "q"_a, "k"_a, "v"_a, "decay"_a, "beta"_a, "gate"_a, "out"_a, "state"_a, "window"_a, "group"_a, "delta_layer"_a,

@@ -93,9 +93,8 @@ class DeltaAttend : public Op {
 
     void prepare(const Run& run, int row, int h, DeltaRow out) const {
         const DeltaLayer& m = s_.memory;
-        const size_t channel = size_t(h) * size_t(m.dim), width = size_t(m.heads) * size_t(m.dim);
-        const float* taps = s_.taps.data() + channel;
-        const DeltaHead head{m.dim, m.taps, {taps, taps + width, taps + 2 * width}, 3 * width, s_.shift.data() + channel,
+        const size_t channel = size_t(h) * size_t(m.dim);
+        const DeltaHead head{m.dim, m.taps, s_.taps.data() + 3 * channel * size_t(m.taps), s_.shift.data() + channel,
                              s_.rate[size_t(h)], s_.bounded, s_.lowest, s_.unit_eps};
         const Piece p = piece(run, run.row_segments[size_t(row)]);
         DeltaInput in;

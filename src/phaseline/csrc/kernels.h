@@ -117,8 +117,7 @@ constexpr int MAX_TAPS = 8;  // rows of the longest convolution
 // What is the same for all rows of one head: see program/ops/delta.py.
 struct DeltaHead {
     int dim, taps;
-    const float* mix[3];  // of q, k and v: tap i of channel c at i * taps_stride + c
-    size_t taps_stride;
+    const float* mix;     // [q, k, v][tap][channel], the oldest row's tap first
     const float* shift;
     float rate;
     bool bounded;         // lowest * sigmoid(-rate r), else rate * softplus(r)

@@ -107,7 +107,7 @@ struct DeltaSpec {
     Value *q, *k, *v, *decay, *beta, *gate, *out;
     DeltaLayer memory;
     int group;                // of the state
-    std::vector<float> taps;  // (taps, 3 heads dim), the oldest row's first
+    std::vector<float> taps;  // (heads, [q, k, v], taps, dim), the oldest row's first
     std::vector<float> rate, shift;  // of each head, and of each of its channels
     bool bounded;
     float lowest, unit_eps;

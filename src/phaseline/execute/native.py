@@ -261,8 +261,8 @@ class NativeExecutor:
             self._plan.add_delta(
                 n[op.q], n[op.k], n[op.v], n[op.decay_input], n[op.beta], n[op.gate], n[op.out],
                 memory["state"], memory["window"], op.group, op.layer,
-                weights.taps(op.convolutions), weights.vector(decay.rate.name), weights.vector(decay.shift.name),
-                decay.lowest, op.unit_eps, weights.norm(op.norm), layer,
+                weights.taps(op.convolutions, op.heads), weights.vector(decay.rate.name),
+                weights.vector(decay.shift.name), decay.lowest, op.unit_eps, weights.norm(op.norm), layer,
             )  # fmt: skip
         else:
             raise UnsupportedError(f"no native kernel runs {type(op).__name__}")
@@ -311,13 +311,13 @@ class _Weights:
         self.read += info.nbytes
         return matrices
 
-    def taps(self, convolutions: Sequence[TensorInfo]) -> NDArray[np.float32]:
-        """Of several convolutions side by side, tap by tap: (taps, channels)."""
+    def taps(self, convolutions: Sequence[TensorInfo], heads: int) -> NDArray[np.float32]:
+        """Of several convolutions, (heads, convolutions, taps, dim)."""
         taps = convolutions[0].shape[-1]
         if taps > _native.MAX_TAPS:
             raise UnsupportedError(f"{convolutions[0].name}: {taps} taps, where kernels have up to {_native.MAX_TAPS}")
-        rows = [self._file.float32(w.name).reshape(-1, taps) for w in convolutions]
-        return np.ascontiguousarray(np.concatenate(rows).T)
+        each = [self._file.float32(w.name).reshape(heads, -1, taps) for w in convolutions]
+        return np.ascontiguousarray(np.stack(each, axis=1).swapaxes(2, 3))
 
     def vector(self, name: str) -> list[float]:
         values: list[float] = self._file.float32(name).reshape(-1).tolist()

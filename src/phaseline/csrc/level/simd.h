@@ -48,6 +48,9 @@ inline Float zero() { return {_mm512_setzero_ps()}; }
 inline Float splat(float x) { return {_mm512_set1_ps(x)}; }
 inline Float load(const float* p) { return {_mm512_loadu_ps(p)}; }
 inline void store(float* p, Float a) { _mm512_storeu_ps(p, a.v); }
+// Past the caches, to a cache line of its own; `settle` before others read it.
+inline void stream(float* p, Float a) { _mm512_stream_ps(p, a.v); }
+inline void settle() { _mm_sfence(); }
 inline Float load_half(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
 inline Float load_bf16(const uint16_t* p) {
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16))};
@@ -117,6 +120,8 @@ inline Float zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 inline Float splat(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 inline Float load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 inline void store(float* p, Float a) { _mm256_storeu_ps(p, a.lo), _mm256_storeu_ps(p + 8, a.hi); }
+inline void stream(float* p, Float a) { _mm256_stream_ps(p, a.lo), _mm256_stream_ps(p + 8, a.hi); }
+inline void settle() { _mm_sfence(); }
 inline Float load_half(const uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p + 1))};
 }
@@ -232,6 +237,8 @@ inline Float splat(float x) { return floats([=](int) { return x; }); }
 inline Float zero() { return splat(0); }
 inline Float load(const float* p) { return floats([=](int i) { return p[i]; }); }
 inline void store(float* p, Float a) { memcpy(p, a.v, sizeof a.v); }
+inline void stream(float* p, const Float& a) { store(p, a); }
+inline void settle() {}
 inline Float load_half(const uint16_t* p) { return floats([=](int i) { return half_to_float(p[i]); }); }
 inline Float load_bf16(const uint16_t* p) { return floats([=](int i) { return bf16_to_float(p[i]); }); }
 inline void load_bf16_pairs(const uint16_t* p, Float& first, Float& second) {
