@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from support.command import Run
+from support.kimi import write_kimi
 from support.sparse import write_sparse
 from support.tiny import write_llama
 
@@ -93,3 +94,30 @@ def test_a_sparse_model_tells_shared_bytes_from_routed(phaseline: Run, tmp_path:
     shown = " ".join(phaseline("explain", path).stdout.split())
     assert "decode of 1 row:" in shown and "(3.0 of 8 expected under uniform routing)" in shown
     assert "experts" not in phaseline("explain", tiny).stdout
+
+
+def test_a_model_that_carries_a_state_tells_it_apart(phaseline: Run, tmp_path: Path) -> None:
+    """Latents grow with the context; what delta attention carries does not, and costs as much at any context."""
+    path = str(write_kimi(tmp_path / "kimi.gguf"))
+    near, far = (
+        json.loads(phaseline("explain", path, "--context", context, "--json").stdout) for context in ("100", "1000")
+    )
+    assert near["fit"]["fits"] and far["fit"]["fits"]
+    latents, carried = far["fit"]["state"]
+    assert [(group["layers"], group["reaches_back"]) for group in (latents, carried)] == [(1, None), (4, 0)]
+    assert latents["bytes_per_stream"] == 1024 * latents["bytes_per_position"]
+    assert carried == near["fit"]["state"][1]
+    assert carried["bytes_per_stream"] == 2 * 4 * 4 * (4 * 16 * 16 + 3 * 192)  # one snapshot read and one written
+    delta = [[op for op in found["ops"] if "delta_attend" in op["op"]] for found in (near, far)]
+    decode = [[op for op in ops if op["phase"] == "decode"] for ops in delta]
+    assert len(decode[0]) == 4 and decode[0] == decode[1]
+    shown = phaseline("explain", path, "--memory", "1GiB").stdout
+    assert "state of 4 layers, carried on: 0.0 MiB a stream" in shown
+
+
+def test_a_model_that_carries_a_state_is_priced_on_paper(phaseline: Run, tmp_path: Path) -> None:
+    path = str(write_kimi(tmp_path / "kimi.gguf"))
+    done = phaseline("explain", path, "--hardware", "h200", "--context", "1000", "--json")
+    kv = json.loads(done.stdout)["kv"]
+    assert kv["bytes_per_position"] == 160 and kv["fixed_bytes"] == 4 * 4 * (4 * 16 * 16 + 3 * 192)
+    assert kv["bytes_per_stream"] == 1000 * kv["bytes_per_position"] + kv["fixed_bytes"]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.command import COMMAND, ENVIRONMENT, Run
+from support.kimi import write_kimi
 from support.sparse import write_sparse
 
 ROW = {
@@ -42,6 +43,16 @@ def test_the_table_and_the_record_of_one_measurement(phaseline: Run, plain: str,
     assert any(line.startswith("ceilings: ") for line in lines)
     for ratio in record["phase_ratios"]:
         assert any(line.startswith(f"{ratio['mode']}: ") and " times decode's " in line for line in lines)
+
+
+def test_a_model_that_carries_a_state_is_measured(phaseline: Run, tmp_path: Path) -> None:
+    path = str(write_kimi(tmp_path / "kimi.gguf", context=640))
+    done = phaseline("measure", path, "--repeats", "1", "--threads", "1", "--ops", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    record = json.loads(done.stdout)
+    assert {row["phase"] for row in record["results"]} == {"prefill", "decode"}
+    delta = [row for row in record["ops"] if row["op"].startswith("delta attend")]
+    assert {row["phase"] for row in delta} == {"prefill", "decode"} and all(row["median_s"] > 0 for row in delta)
 
 
 def test_the_table_outlives_a_record_that_cannot_be_written(phaseline: Run, plain: str) -> None:

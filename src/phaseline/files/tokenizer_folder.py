@@ -31,7 +31,8 @@ def codec_from_folder(folder: Path, vocab_size: int | None) -> tuple[Vocabulary,
     """See Tokenizer.from_folder."""
     path = folder / "tokenizer.json"
     if not path.exists():
-        raise FileFormatError(f"{path}: missing; tokenizers in other files (tokenizer.model, vocab.json) are not read")
+        others = "tokenizer.model, tiktoken.model, vocab.json"
+        raise FileFormatError(f"{path}: missing; tokenizers in other files ({others}) are not read")
     content = _read(path)
     rules = _object(path, content)
     try:
