@@ -352,10 +352,12 @@ def test_the_deepest_schemas_do_not_exhaust_the_stack(wrap: str) -> None:
     wander(tokenizer, start(grammars, Grammar("json_schema", text)), 0, 20)
 
 
-def test_the_longest_chain_of_rules_does_not_exhaust_the_stack() -> None:
+@pytest.mark.parametrize("name", ["x", "X"])  # rules; terminals
+def test_the_longest_chain_of_rules_does_not_exhaust_the_stack(name: str) -> None:
     tokenizer, grammars = plain()
-    lark = "start: x0\n" + "".join(f"x{n:x}:x{n + 1:x}\n" for n in range(870)) + 'x366:"x"'
-    assert 8000 < len(lark) <= 2**13
+    chain = "".join(f"{name}{n}:{name}{n + 1}\n" for n in range(5400))
+    lark = f'start: {name}0\n{chain}{name}5400:"x"'
+    assert 60_000 < len(lark) <= 2**16
     assert spelt(tokenizer, wander(tokenizer, start(grammars, Grammar("lark", lark)), 0)[0]) == "x"
 
 

@@ -52,7 +52,7 @@ EDGES = {  # field: accepted values at the edges, refused values just past them
     "ignore_eos": ([True, False], [1, None]),
     "stop": ([(), ["a"], ["a"] * 16], ["abc", [""], ["a", ""], ["a"] * 17, [1], None, 5, {"a"}]),
     "grammar": (
-        [None, Grammar("json_object"), Grammar("json_schema", " " * 2**16), Grammar("lark", " " * 2**13)],
+        [None, Grammar("json_object"), Grammar("json_schema", " " * 2**16), Grammar("regex", " " * 2**12)],
         [
             {"kind": "regex", "text": "a"},
             "json_object",
@@ -62,7 +62,7 @@ EDGES = {  # field: accepted values at the edges, refused values just past them
             Grammar("regex", None),
             Grammar("regex", b"a"),
             Grammar("json_schema", " " * (2**16 + 1)),
-            Grammar("lark", " " * (2**13 + 1)),
+            Grammar("regex", " " * (2**12 + 1)),
         ],
     ),
     "spelt_ids": ([(), [0, 99]], [[100], [-1], [True], ["1"], None]),

@@ -22,7 +22,7 @@ from phaseline.errors import RequestError
 from phaseline.files.tokenizer import Tokenizer
 
 MAX_CHARACTERS = MappingProxyType(
-    {"json_object": 0, "json_schema": 1 << 16, "regex": 1 << 12, "choice": 1 << 16, "lark": 1 << 13}
+    {"json_object": 0, "json_schema": 1 << 16, "regex": 1 << 12, "choice": 1 << 16, "lark": 1 << 16}
 )
 _MEMBERS = 400  # of an object in a schema; llguidance compiles n optional ones in n^2 and follows fewer than 500
 _STACK = 128 << 20  # bytes; a chain of references of the longest text nests by some 10 MB. Untouched pages cost nothing
