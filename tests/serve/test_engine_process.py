@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from phaseline.engine.types import Request, SamplingParams
+from phaseline.engine.types import FinishReason, Grammar, Request, SamplingParams
 from phaseline.serve.messages import (
     MAX_FRAME,
     Abort,
@@ -164,6 +164,37 @@ def test_a_prompt_beyond_the_context_is_refused(loaded: Wire) -> None:
     loaded.send(submit(Request("r", [50] * 100_000, PARAMS)))
     failed = loaded.failure()
     assert (failed.request_id, failed.kind) == ("r", "CapacityError") and "100000 tokens" in failed.message
+
+
+def test_a_grammar_that_takes_long_to_compile_holds_up_nobody(loaded: Wire) -> None:
+    slow = Grammar("json_schema", '{"type": "integer", "multipleOf": 99991}')  # more than a second of it
+    quick = Grammar("choice", '["he", "she"]')
+    expected = loaded.generate("alone")
+    loaded.send(submit(Request("stream", [50], LONG)))
+    loaded.until(lambda r: bool(r.deltas))
+    for name, grammar in (("slow", slow), ("unwanted", quick), ("quick", quick), ("bad", Grammar("regex", "("))):
+        loaded.send(submit(Request(name, [50], SamplingParams(max_tokens=50, grammar=grammar))))
+    loaded.send(Abort("unwanted"))
+    loaded.send(submit(Request("free", [50, 60, 70], PARAMS)))
+    reports = loaded.until(lambda r: any(d.request_id == "quick" and d.finish_reason for d in r.deltas))
+    deltas = [d for r in reports for d in r.deltas]
+    assert [t for d in deltas if d.request_id == "free" for t in d.token_ids] == expected
+    begun = [next(n for n, d in enumerate(deltas) if d.request_id == name) for name in ("free", "slow", "quick")]
+    assert begun == sorted(begun)
+    assert sum(d.request_id == "stream" for d in deltas[begun[0] : begun[1]]) > 20
+    assert "".join(d.text for d in deltas if d.request_id == "quick") in ("he", "she")
+    ended = [d.finish_reason for d in deltas if d.request_id == "unwanted"]
+    assert ended == [FinishReason.ABORT]
+    failed = [f for r in reports for f in r.failed] or [loaded.failure()]
+    assert [(f.request_id, f.kind) for f in failed] == [("bad", "RequestError")] and "regex" in failed[0].message
+
+
+def test_it_ends_while_a_grammar_is_compiled(loaded: Wire) -> None:
+    slow = Grammar("json_schema", '{"type": "integer", "multipleOf": 99991}')
+    for name in "abc":
+        loaded.send(submit(Request(name, [50], SamplingParams(grammar=slow))))
+    loaded.send(Close())
+    assert loaded.exit_status() == 0
 
 
 def test_an_id_in_use_is_refused_and_its_owner_goes_on(loaded: Wire) -> None:

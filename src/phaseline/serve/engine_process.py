@@ -1,5 +1,5 @@
-"""The engine's process: commands in, steps, one report of each. It has one Python thread, since a step is often shorter
-than Python takes to switch between two."""
+"""The engine's process: commands in, steps, one report of each. One Python thread does it all, since a step is often
+shorter than Python takes to switch between two; another one works only while a grammar is compiled."""
 
 import ctypes
 import gc
@@ -16,6 +16,7 @@ from phaseline.engine.load import load
 from phaseline.engine.types import Delta, Progress
 from phaseline.errors import PhaselineError
 from phaseline.execute.native import NativeExecutor
+from phaseline.serve.compiling import Compiling, Job
 from phaseline.serve.errors import ProtocolError
 from phaseline.serve.messages import (
     MAX_FRAME,
@@ -49,16 +50,15 @@ class Channel:
         self._reader = FrameReader()
         self._outbox = bytearray()
 
-    def receive(self, seconds: float) -> list[Command]:
-        """The commands that have come, up to _PIECE bytes of them; if none, what comes within `seconds`.
-
-        EOFError once the other end is closed.
+    def receive(self, seconds: float, *bells: socket.socket) -> list[Command]:
+        """The commands that have come, up to _PIECE bytes of them; if none, what comes within `seconds`, or until one
+        of `bells` rings. EOFError once the other end is closed.
         """
         writers = [self._sock] if self._outbox else []
-        readable, writable, _ = select.select([self._sock], writers, [], seconds)
+        readable, writable, _ = select.select([self._sock, *bells], writers, [], seconds)
         if writable:
             self._flush()
-        if not readable:
+        if self._sock not in readable:
             return []
         piece = self._sock.recv(_PIECE)
         if not piece:
@@ -94,18 +94,25 @@ class Outcome:
 class Worker:
     """Carries out commands on an engine."""
 
-    def __init__(self, engine: Engine, channel: Channel) -> None:
+    def __init__(self, engine: Engine, channel: Channel, compiling: Compiling) -> None:
         self._engine = engine
         self._channel = channel
+        self._compiling = compiling
         self._outcome = Outcome()
 
     def serve(self) -> None:
         """Step while there is work, until the server says Close or is gone."""
         while True:
-            for command in self._channel.receive(0.0 if self._engine.has_work else IDLE_S):
+            busy = self._engine.has_work
+            commands = self._channel.receive(0.0 if busy else IDLE_S, self._compiling.bell)
+            if not busy and not commands:  # prepare for grammars while nobody has to wait for it
+                self._engine.grammars  # noqa: B018
+            for command in commands:
                 if isinstance(command, Close):
                     return
                 self._obey(command)
+            for job in self._compiling.take():
+                self._enter(job)
             self._engine.step()
             self._channel.send(self._report())
 
@@ -113,13 +120,28 @@ class Worker:
         if isinstance(command, Submit):
             take = partial(self._take, command.request_id)
             try:
-                self._engine.submit(request_of(command), take)
+                request = request_of(command)
+                if request.params.grammar:
+                    self._compiling.add(request)
+                else:
+                    self._engine.submit(request, take)
             except PhaselineError as error:
                 take(error)
         elif isinstance(command, Abort):
+            self._compiling.abort(command.request_id)
             self._engine.abort(command.request_id)
         else:
             raise ProtocolError(f"{type(command).__name__} is not expected once the model is loaded")
+
+    def _enter(self, job: Job) -> None:
+        """Submit a request whose grammar is compiled."""
+        take = partial(self._take, job.request.id)
+        try:
+            self._engine.submit(job.request, take, job.constraint.result())
+        except PhaselineError as error:
+            take(error)
+        if job.aborted:
+            self._engine.abort(job.request.id)
 
     def _take(self, request_id: str, item: Delta | Progress | BaseException) -> None:
         """The sink of a request."""
@@ -185,7 +207,8 @@ def run(sock: socket.socket) -> int:
             gc.collect()
             gc.freeze()  # to look through all that loading made takes as long as some steps
             channel.send(Ready(facts_of(engine, command)))
-            Worker(engine, channel).serve()
+            with Compiling(engine) as compiling:
+                Worker(engine, channel, compiling).serve()
     except (EOFError, ConnectionError):  # the server has gone: nobody is left to serve
         return 1
     except (PhaselineError, OSError, MemoryError) as error:
