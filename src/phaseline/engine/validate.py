@@ -36,7 +36,7 @@ class _Range:
         return f"{kind} {low} and at most {self.high}" + (", or None" if self.optional else "")
 
 
-_RANGES: Mapping[str, _Range] = {
+RANGES: Mapping[str, _Range] = {
     "max_tokens": _Range(0, _INT32, whole=True),
     "min_tokens": _Range(0, _INT32, whole=True),
     "temperature": _Range(0, 1000),
@@ -89,7 +89,7 @@ def check_room(length: int, max_tokens: int, limit: int, prompt: str, holder: st
 def validate_params(params: SamplingParams, *, vocab: int) -> None:
     """Refuse settings that no engine with `vocab` token ids could follow; RequestError names the field."""
     _require(isinstance(params, SamplingParams), "params", params, "SamplingParams")
-    for name, accepted in _RANGES.items():
+    for name, accepted in RANGES.items():
         value = getattr(params, name)
         _require(accepted.accepts(value), name, value, str(accepted))
     at_most = f"at most max_tokens = {params.max_tokens}"

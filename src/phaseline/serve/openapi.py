@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from phaseline.engine.validate import RANGES
 from phaseline.serve.objects import (
     Answer,
     ChatChoice,
@@ -63,6 +64,8 @@ def description(*, keys: bool) -> bytes:
     types = [Error, *(o.answer for o in _OPERATIONS), *(o.body for o in _OPERATIONS if o.body)]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     refs = dict(zip(types, schemas, strict=True))
+    for component in (components["CompletionBody"], components["ChatBody"]):
+        _tell_ranges(component["properties"])
     document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "Phaseline", "version": "1"},
@@ -73,6 +76,15 @@ def description(*, keys: bool) -> bytes:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"key": []}]
     return msgspec.json.encode(document)
+
+
+def _tell_ranges(properties: Mapping[str, Any]) -> None:
+    """Add to numbers what the engine accepts of them."""
+    for name in properties.keys() & RANGES.keys():
+        for alternative in properties[name]["anyOf"]:
+            if alternative["type"] in ("integer", "number"):
+                low = "exclusiveMinimum" if RANGES[name].above else "minimum"
+                alternative |= {low: RANGES[name].low, "maximum": RANGES[name].high}
 
 
 def _operation(operation: _Operation, refs: Mapping[Any, Any]) -> dict[str, Any]:

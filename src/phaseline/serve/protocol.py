@@ -4,11 +4,15 @@ A field that is null is as if it were absent. Ranges are the engine's to check; 
 change an answer and are not supported are named, so that `params` can refuse them.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 Tokens = list[int]
+# As templates want them; `conversation` says by name what is wrong with one.
+_CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}, {"type": "null"}]}
+_MESSAGE = {"required": ["role"], "properties": {"role": {"type": "string"}, "content": _CONTENT}}
+MessageBody = Annotated[dict[str, Any], Meta(extra_json_schema=_MESSAGE)]
 
 
 class StreamOptions(Struct):
@@ -81,7 +85,7 @@ class ChatBody(Generation, kw_only=True):
     `prompts` normalises.
     """
 
-    messages: list[dict[str, Any]]
+    messages: list[MessageBody]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -103,7 +107,7 @@ class TokenizeBody(Struct, kw_only=True):
     prompt: str | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: list[MessageBody] | None = None
     tools: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None

@@ -1,0 +1,134 @@
+"""Keys, sizes and raw bytes, at the server's socket."""
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.server import LIMIT_S, Server, serving
+
+BODY = {"prompt": [70 + n % 90 for n in range(100)], "max_tokens": 1}
+GENERATE = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+
+
+@pytest.fixture(scope="module")
+def locked(tiny: Path) -> Iterator[Server]:
+    with serving(tiny, "--api-key", "first key", "--api-key", "sécond") as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    "given", [None, "", "first key", "Bearer", "Bearer ", "Bearer first", "Basic first key", "Bearer x"]
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/nothing"])
+def test_without_a_key_nothing_is_answered(locked: Server, path: str, given: str | None) -> None:
+    answer = locked.ask(path, BODY, headers={} if given is None else {"Authorization": given})
+    assert answer.status == 401 and answer.headers["www-authenticate"] == "Bearer"
+    assert answer.json["error"]["code"] == "invalid_api_key" and "first" not in answer.json["error"]["message"]
+
+
+def test_any_of_the_keys_will_do_and_some_paths_need_none(locked: Server) -> None:
+    for given in ("Bearer first key", "bearer first key", "Bearer sécond".encode()):
+        headers: Any = {"Authorization": given}
+        assert locked.ask("/v1/models", headers=headers).status == 200
+    for path in ("/health", "/ready", "/metrics", "/"):
+        assert locked.ask(path).status == 200
+    assert locked.ask("/v1/models").status == locked.ask("/openapi.json").status == 401
+
+
+def test_keys_do_not_share_prefixes(locked: Server) -> None:
+    def cached(key: str, **salt: str) -> int:
+        headers: Any = {"Authorization": f"Bearer {key}".encode()}
+        usage = locked.ask("/v1/completions", BODY | salt, headers=headers).json["usage"]
+        return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+    assert [cached(key) for key in ("first key", "first key", "sécond", "sécond")] == [0, 96, 0, 96]
+    assert [cached("first key", cache_salt=salt) for salt in "xyx"] == [0, 0, 96]
+    assert cached("sécond", cache_salt="x") == 0
+
+
+def exchange(server: Server, *parts: bytes) -> bytes:
+    """What a connection answers to these bytes, until it is closed or as much as an answer has come."""
+    with closing(socket.create_connection(server.address, LIMIT_S)) as connection:
+        for part in parts:
+            connection.sendall(part)
+        return read_answer(connection)
+
+
+def read_answer(connection: socket.socket) -> bytes:
+    """One answer with a Content-Length, or all there is where none comes."""
+    got = b""
+    while piece := connection.recv(1 << 16):
+        got += piece
+        head, blank, body = got.partition(b"\r\n\r\n")
+        length = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+        if blank and length and len(body) >= int(length[0].split(b":")[1]):
+            break
+    return got
+
+
+def test_a_body_that_is_announced_too_large_is_refused_unread(server: Server) -> None:
+    head = GENERATE + b"Content-Length: %d\r\n\r\n" % (50 << 20)
+    answer = exchange(server, head + b'{"prompt": "')
+    assert answer.startswith(b"HTTP/1.1 413") and b'"body_too_large"' in answer
+
+
+def test_a_sender_of_a_body_that_is_too_large_sees_the_answer(server: Server) -> None:
+    body = b'{"prompt": "' + b"x" * (50 << 20) + b'"}'
+    answer = server.ask("/v1/completions", body)
+    assert answer.status == 413 and answer.json["error"]["code"] == "body_too_large"
+    assert answer.headers["connection"] == "close"
+
+
+def test_a_body_without_a_length_is_counted_as_it_comes(server: Server) -> None:
+    chunk = b"100000\r\n" + b"x" * 0x100000 + b"\r\n"
+    answer = exchange(server, GENERATE + b"Transfer-Encoding: chunked\r\n\r\n", *[chunk] * 17)
+    assert answer.startswith(b"HTTP/1.1 413")
+    small = json.dumps(BODY).encode()
+    answer = exchange(
+        server, GENERATE + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(small), small)
+    )
+    assert answer.startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"nonsense\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # what begins a TLS connection
+        b"GET / HTTP/9.9\r\n\r\n",
+        GENERATE + b"Content-Length: -5\r\n\r\n",
+        GENERATE + b"Content-Length: x\r\n\r\n",
+        GENERATE + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n{}   ",
+        GENERATE + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+        GENERATE + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    ],
+)
+def test_what_is_not_http_is_refused_or_cut_off(server: Server, sent: bytes) -> None:
+    with closing(socket.create_connection(server.address, LIMIT_S)) as connection:
+        connection.sendall(sent)
+        connection.shutdown(socket.SHUT_WR)
+        answer = read_answer(connection)
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 4"), answer
+    assert server.ask("/health").status == 200
+
+
+def test_a_body_cut_short_harms_nobody(server: Server) -> None:
+    with closing(socket.create_connection(server.address, LIMIT_S)) as connection:
+        connection.sendall(GENERATE + b'Content-Length: 1000\r\n\r\n{"prompt"')
+    assert server.ask("/v1/completions", BODY).status == 200
+
+
+def test_requests_on_one_connection_are_answered_one_after_the_other(server: Server) -> None:
+    small = json.dumps(BODY).encode()
+    request = GENERATE + b"Content-Length: %d\r\n\r\n%s" % (len(small), small)
+    with closing(socket.create_connection(server.address, LIMIT_S)) as connection:
+        connection.sendall(request * 3)
+        got = b""
+        while got.count(b"HTTP/1.1 200") < 3 or not got.endswith(b"}"):
+            got += connection.recv(1 << 16)
+    assert got.count(b'"text_completion"') == 3
