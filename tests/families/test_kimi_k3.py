@@ -66,6 +66,7 @@ def test_every_size_is_read(file: GGUFFile) -> None:
         ),
         ("activation__situ_linear_beta", 0.0, UnsupportedError, "activation.situ_linear_beta = 0.0"),
         ("expert_latent_length", -1, FileFormatError, "expert_latent_length is -1"),
+        ("nextn_predict_layers", 1, UnsupportedError, "nextn_predict_layers = 1"),
         ("rope__scaling__type", "yarn", UnsupportedError, "rope.scaling.type"),
         ("attention__sliding_window", 128, UnsupportedError, "attention.sliding_window"),
     ],

@@ -29,6 +29,7 @@ def spec_from(meta: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Kim
     spec = decoder_spec(s, tensors, head_dim=latent.nope + latent.pe)
     moe = read_moe(s, spec.ff, renormalise=True, scores="sigmoid")
     s.integer("leading_dense_block_count", 0, low=0)  # without experts all are
+    s.only("nextn_predict_layers", 0)
     space = s.integer("expert_latent_length", 0, low=0)
     s.only("activation.situ_beta", 4.0)
     s.only("activation.situ_linear_beta", 25.0)
