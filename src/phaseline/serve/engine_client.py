@@ -12,6 +12,7 @@ from enum import Enum
 from phaseline.engine.types import Delta, Progress, Request
 from phaseline.engine.validate import validate
 from phaseline.errors import CapacityError, FileFormatError, PhaselineError, RequestError, UnsupportedError
+from phaseline.serve.admission import Admission
 from phaseline.serve.config import ServeConfig
 from phaseline.serve.errors import EngineDied, ProtocolError, TimedOut, Unavailable
 from phaseline.serve.messages import (
@@ -61,6 +62,7 @@ class EngineClient:
         self.state = State.LOADING
         self.loading = Loading(0, 0)
         self.latest: StepReport | None = None
+        self.admission = Admission(config.max_queue, config.ttft_objective)
         self._facts: EngineFacts | None = None
         self._streams: dict[str, Stream] = {}
         self._watchers: list[_Watcher] = []
@@ -102,14 +104,17 @@ class EngineClient:
     def submit(self, request: Request) -> Stream:
         """Hand a request over; its id must be new. The stream is to be left (`async with`), whatever happens.
 
-        Raises RequestError or CapacityError if it can't be served as asked, Unavailable unless `state` is READY.
+        Raises RequestError or CapacityError if it can't be served as asked, Unavailable unless `state` is READY,
+        Overloaded if too much waits already.
         """
         if self.state is not State.READY:
             raise Unavailable(_WHY[self.state])
         validate(request, vocab=self.facts.vocab, context=self.facts.context)
         if request.id in self._streams:
             raise RequestError(f"request id {request.id!r} is in use by a live request; ids must be unique")
-        self._send(submit(request))
+        command = submit(request)
+        self.admission.admit(request.id, len(request.prompt), request.params.n)
+        self._send(command)
         stream = self._streams[request.id] = Stream(request, self._leave, self.config.max_unread)
         patience = self.config.request_timeout
         stream.timer = asyncio.get_running_loop().call_later(patience, self._time_out, stream)
@@ -196,6 +201,7 @@ class EngineClient:
             self.loading = report
         elif isinstance(report, Ready):
             self._facts = report.facts
+            self.admission.start(report.facts.max_running)
             if self.state is State.LOADING:
                 self.state = State.READY
             self._settled.set()
@@ -204,6 +210,7 @@ class EngineClient:
 
     def _take_step(self, report: StepReport) -> None:
         self.latest = report
+        self.admission.observe(report)
         for request_id, _, _ in report.prefill:
             if (stream := self._streams.get(request_id)) and not stream.began_ns:
                 stream.began_ns = report.t_ns - int(report.seconds * 1e9)
@@ -236,6 +243,7 @@ class EngineClient:
 
     def _forget(self, stream: Stream) -> None:
         del self._streams[stream.request.id]
+        self.admission.release(stream.request.id)
         if stream.timer:
             stream.timer.cancel()
 

@@ -7,6 +7,14 @@ class Unavailable(PhaselineError):
     """Nothing can be taken now: the model is being loaded, or the server is about to stop."""
 
 
+class Overloaded(PhaselineError):
+    """A request that would wait too long, or make others; another try is worth it after `retry_after_ms`."""
+
+    def __init__(self, message: str, retry_after_ms: int) -> None:
+        super().__init__(message)
+        self.retry_after_ms = retry_after_ms
+
+
 class EngineDied(PhaselineError):
     """The engine's process ended while a request was in its hands."""
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import msgspec
 
 from phaseline.errors import CapacityError, PhaselineError, RequestError, UnsupportedError
-from phaseline.serve.errors import TimedOut, Unavailable
+from phaseline.serve.errors import Overloaded, TimedOut, Unavailable
 from phaseline.serve.objects import Error, ErrorFacts
 
 # What clients call the fields that the engine's messages name.
@@ -51,6 +51,9 @@ def problem(error: PhaselineError) -> Problem:
             return _named(message)
         case Unavailable():
             return Problem(503, message, type="server_error", code="unavailable", headers={"Retry-After": "1"})
+        case Overloaded(retry_after_ms=wait):
+            headers = {"Retry-After": str(-(-wait // 1000)), "retry-after-ms": str(wait)}
+            return Problem(429, message, type="rate_limit_error", code="overloaded", headers=headers)
         case TimedOut():
             return Problem(504, message, type="server_error", code="timeout")
     return Problem(500, message, type="server_error", code="engine_error")
