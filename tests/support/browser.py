@@ -54,7 +54,12 @@ class Browser:
 
 def installed_browser(folder: Path) -> Browser:
     """Skips the test, with the reason, where there is none."""
+    return Browser(browser_program(), folder)
+
+
+def browser_program() -> str:
+    """The path of an installed browser. Skips the test, with the reason, where there is none."""
     program = next((found for name in _NAMES if (found := shutil.which(name))), None)
     if program is None:
         pytest.skip(f"no headless browser is installed (looked for {', '.join(_NAMES)})")
-    return Browser(program, folder)
+    return program

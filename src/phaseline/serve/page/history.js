@@ -3,10 +3,20 @@
 export const KEPT = 61_000;
 const TICKS = 20_000;  // of one request
 
+/** How many of a list sorted by `moment` come before `time`. */
+export function before(list, time, moment) {
+  let low = 0, high = list.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (moment(list[middle]) < time) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
 /** Drops what is older than `time` from the front of a list sorted by `moment`. */
 function forget(list, time, moment) {
-  let n = 0;
-  while (n < list.length && moment(list[n]) < time) n++;
+  const n = before(list, time, moment);
   if (n) list.splice(0, n);
 }
 
@@ -15,7 +25,7 @@ export class History {
     this.clear();
   }
 
-  /** A new beginning, as after a hello. */
+  /** Forgets everything. */
   clear() {
     this.requests = new Map();
     this.steps = [];      // {end, start, kind}
@@ -25,17 +35,23 @@ export class History {
     this.began = null;    // when the first of it came
   }
 
+  /** Keeps of the requests that have not ended only those that a hello knows: others have ended unseen. */
+  keep(requests) {
+    const live = new Set(requests.map((request) => request.n));
+    for (const [n, request] of this.requests) if (request.ended === null && !live.has(n)) this.requests.delete(n);
+  }
+
   /** Takes in a frame or a hello. */
   take(frame) {
     for (const told of frame.requests ?? []) this.request(told);
     for (const step of frame.steps ?? []) this.step(step);
+    const last = this.counts.at(-1);
+    if (!last || frame.t - last.t >= 1000) this.counts.push({t: frame.t ?? -Infinity, ttft: frame.ttft, gaps: frame.gaps});
     if (frame.t === undefined) return;
     this.now = Math.max(this.now, frame.t);
     this.began ??= frame.t;
     const [used, total] = frame.pages.reduce(([a, b], [x, y]) => [a + x, b + y], [0, 0]);
     this.samples.push({t: frame.t, waiting: frame.waiting, used, total});
-    const last = this.counts.at(-1);
-    if (!last || frame.t - last.t >= 1000) this.counts.push({t: frame.t, ttft: frame.ttft, gaps: frame.gaps});
     this.trim();
   }
 
@@ -61,7 +77,7 @@ export class History {
     const oldest = this.now - KEPT;
     forget(this.steps, oldest, (step) => step.end);
     forget(this.samples, oldest, (sample) => sample.t);
-    forget(this.counts, oldest, (counts) => counts.t);
+    while (this.counts.length > 1 && this.counts[1].t <= oldest) this.counts.shift();  // the first is of a minute ago
     for (const [n, request] of this.requests) {
       if (request.ended !== null && request.ended < oldest) this.requests.delete(n);
       else {

@@ -1,5 +1,6 @@
 // The moving picture: a lane for each request, the engine's steps above them, pages and queue below, over one clock.
 
+import {before} from "./history.js";
 import {count, several, shortTime} from "./words.js";
 
 const ENGINE = 14, STRIP = 34, AXIS = 22, GAP = 14;
@@ -128,10 +129,15 @@ export class Lanes {
   engine(pen, view) {
     pen.fillStyle = this.colours.grid;
     pen.fillRect(view.left, ENGINE - 1, view.right - view.left, 1);
+    const seen = this.within(view, this.history.steps);
     for (const kind of ["prefill", "decode", "mixed"]) {
-      const spans = this.history.steps.filter((s) => s.kind === kind && s.end > view.from && s.start < view.edge);
-      this.blocks(pen, view, spans, 0, ENGINE, kind);
+      this.blocks(pen, view, seen.filter((step) => step.kind === kind), 0, ENGINE, kind);
     }
+  }
+
+  /** Those of some spans, in order, that have something in the picture. */
+  within(view, spans) {
+    return spans.slice(before(spans, view.from, (span) => span.end)).filter((span) => span.start < view.edge);
   }
 
   /** Filled stretches of time, joined where pixels can't keep them apart. */
@@ -163,7 +169,7 @@ export class Lanes {
       pen.fillRect(a, middle - 0.5, Math.max(0, b - a), 1);
       this.queued(pen, view, begin, Math.min(request.admitted ?? end, view.edge), middle);
     }
-    this.blocks(pen, view, request.blocks.filter((b) => b.end > view.from && b.start < view.edge), y, bar, "prefill");
+    this.blocks(pen, view, this.within(view, request.blocks), y, bar, "prefill");
     this.ticks(pen, view, request, y, bar);
     if (request.ended !== null && request.ended <= view.edge) this.end(pen, view, request, middle);
   }
@@ -186,11 +192,15 @@ export class Lanes {
   ticks(pen, view, request, y, bar) {
     pen.fillStyle = this.colours.decode;
     let last = -Infinity;
-    for (const t of request.first === null ? request.ticks : [request.first, ...request.ticks]) {
-      if (t <= view.from || t > view.edge) continue;
+    const tick = (t) => {
       const x = Math.round(view.x(t)), near = x - last <= 3;
-      pen.fillRect(near ? last : x - 1, y, near ? x - last : 1.5, bar);
+      if (x !== last) pen.fillRect(near ? last : x - 1, y, near ? x - last : 1.5, bar);
       last = x;
+    };
+    if (request.first > view.from && request.first <= view.edge) tick(request.first);
+    for (let i = before(request.ticks, view.from, (t) => t); i < request.ticks.length; i++) {
+      if (request.ticks[i] > view.edge) break;
+      tick(request.ticks[i]);
     }
   }
 

@@ -8,6 +8,7 @@ import {PromptBox} from "./prompt.js";
 import {amount, count, several} from "./words.js";
 
 const at = (id) => document.getElementById(id);
+const NONE = "\u2013";
 const LABEL = 6;  // characters that the server tells of a request's id
 
 const history = new History();
@@ -20,6 +21,7 @@ const STATES = {
   dead: "the engine has ended",
 };
 let hello = null, frame = null;
+let served = null;  // the server that was last ready
 let offset = -Infinity;  // from this page's clock to the engine's
 let paused = null, lost = null;  // moments that the picture stands at
 
@@ -39,12 +41,15 @@ function told(state, words) {
 }
 
 function greet(next) {
-  const restarted = hello && hello.server !== next.server;
-  const words = restarted && next.state === "ready" ? "live again: the server was restarted" : STATES[next.state];
+  const fresh = !hello || lost !== null || hello.server !== next.server;
+  const again = next.state === "ready" && served !== null && served !== next.server;
+  const words = again ? "live again: the server was restarted" : STATES[next.state];
   told(next.state === "ready" || next.state === "draining" ? "live" : "waiting", words);
-  if (restarted) offset = -Infinity;
+  if (hello?.server !== next.server) offset = -Infinity;
+  if (next.state === "ready") served = next.server;
+  if (fresh) history.clear();
+  else history.keep(next.requests);
   hello = next;
-  history.clear();
   at("known").hidden = false;
   at("model").textContent = next.model;
   document.title = `${next.model} \u00b7 Phaseline`;
@@ -61,7 +66,7 @@ function facts(next) {
 /** A phase's rate, and what part of its ceiling that is. */
 function rate(phase, ceiling, known) {
   const now = frame.rates?.[phase], share = Math.min(1, (frame.busy?.[phase] ?? 0) + (frame.busy?.mixed ?? 0));
-  at(`${phase}-rate`).textContent = now ? amount(now) : "\u2013";
+  at(`${phase}-rate`).textContent = now ? amount(now) : NONE;
   const bar = at(`${phase}-bar`);
   bar.hidden = !ceiling;
   bar.firstElementChild.style.width = `${ceiling && now ? Math.min(100, 100 * now / ceiling) : 0}%`;
@@ -72,25 +77,29 @@ function rate(phase, ceiling, known) {
 }
 
 function show() {
-  if (!frame || frame.t === undefined) return;
+  for (const [name, plot] of Object.entries(plots)) {
+    plot.draw(hello.bounds_ms, frame[name], history.counts[0]?.[name]);
+  }
   const ceilings = hello.ceilings;
   rate("prefill", ceilings?.prefill, ceilings && `of ${amount(ceilings.prefill)} tok/s`);
   const decode = ceilings?.decode.find(([streams]) => streams >= (frame.streams ?? 1)) ?? ceilings?.decode.at(-1);
   rate("decode", decode?.[1], decode && `of ${amount(decode[1])} tok/s at ${several(decode[0], "stream")}`);
-  at("running").textContent = count(frame.running);
-  at("waiting").textContent = count(frame.waiting);
+  const known = frame.t !== undefined;  // else no report has come yet
+  at("running").textContent = known ? count(frame.running) : NONE;
+  at("waiting").textContent = known ? count(frame.waiting) : NONE;
   const preempted = frame.preemptions ? `; ${several(frame.preemptions, "preemption")} so far` : "";
-  at("queue-hint").textContent = `${several(frame.queued_tokens, "prompt token")} to read${preempted}`;
-  const [used, total] = frame.pages.reduce(([a, b], [x, y]) => [a + x, b + y], [0, 0]);
-  at("pages").textContent = count(used);
-  at("pages-of").textContent = `of ${count(total)}`;
-  at("pages-bar").firstElementChild.style.width = `${100 * used / total}%`;
-  at("pages-hint").textContent = frame.pages.length > 1
-    ? `in ${several(frame.pages.length, "group")}: ${frame.pages.map(([x, y]) => `${count(x)} of ${count(y)}`).join(", ")}`
-    : `of ${several(hello.page_size, "position")} each`;
-  for (const [name, plot] of Object.entries(plots)) {
-    plot.draw(hello.bounds_ms, frame[name], history.counts[0]?.[name]);
-  }
+  at("queue-hint").textContent = known ? `${several(frame.queued_tokens, "prompt token")} to read${preempted}` : "";
+  pages(frame.pages ?? []);
+}
+
+function pages(groups) {
+  const [used, total] = groups.reduce(([a, b], [x, y]) => [a + x, b + y], [0, 0]);
+  at("pages").textContent = total ? count(used) : NONE;
+  at("pages-of").textContent = total ? `of ${count(total)}` : "";
+  at("pages-bar").firstElementChild.style.width = `${total ? 100 * used / total : 0}%`;
+  const each = groups.map(([x, y]) => `${count(x)} of ${count(y)}`).join(", ");
+  const one = total ? `of ${several(hello.page_size, "position")} each` : "";
+  at("pages-hint").textContent = groups.length > 1 ? `in ${several(groups.length, "group")}: ${each}` : one;
 }
 
 function take(event, data) {

@@ -42,7 +42,8 @@ export class PromptBox {
   constructor({mine, model, refused}) {
     const at = (id) => document.getElementById(id);
     Object.assign(this, {mine, model, refused, form: at("ask"), prompt: at("prompt"), most: at("most"), heat: at("heat")});
-    Object.assign(this, {send: at("send"), stop: at("stop"), answer: at("answer"), spent: at("spent"), control: null});
+    Object.assign(this, {send: at("send"), stop: at("stop"), answer: at("answer"), spent: at("spent")});
+    Object.assign(this, {control: null, unwritten: ""});
     this.form.addEventListener("submit", (event) => { event.preventDefault(); this.ask(); });
     this.stop.addEventListener("click", () => this.control?.abort());
     this.prompt.addEventListener("keydown", (event) => {
@@ -56,7 +57,7 @@ export class PromptBox {
     this.control = new AbortController();
     this.send.disabled = true;
     this.stop.disabled = false;
-    this.answer.textContent = "";
+    this.answer.textContent = this.unwritten = "";
     this.answer.classList.remove("failed");
     const spent = new Spent(), timer = setInterval(() => { this.spent.textContent = spent; }, 100);
     try {
@@ -106,13 +107,21 @@ export class PromptBox {
     if (!spent.reason) throw new Error("the answer broke off");
   }
 
+  /** Adds text to the answer, at most once for each frame that is painted: tokens may come faster. */
   write(text) {
+    if (!this.unwritten) requestAnimationFrame(() => this.flush());
+    this.unwritten += text;
+  }
+
+  flush() {
     const box = this.answer, follows = box.scrollHeight - box.scrollTop - box.clientHeight < 40;
-    box.append(document.createTextNode(text));
+    box.append(document.createTextNode(this.unwritten));
+    this.unwritten = "";
     if (follows) box.scrollTop = box.scrollHeight;
   }
 
   fail(error) {
+    this.flush();
     this.answer.classList.add("failed");
     this.write(`${this.answer.textContent ? "\n\n" : ""}${error.message}`);
   }
