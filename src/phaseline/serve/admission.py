@@ -56,11 +56,15 @@ class Admission:
         """Prompt tokens still to be read."""
         return sum(self._left)
 
-    def admit(self, request_id: str, prompt: int, seats: int = 1) -> None:
-        """Take a request of `prompt` tokens that needs so many seats, or raise Overloaded."""
+    def check(self) -> None:
+        """Raise Overloaded if the queue is full."""
         if self._waiting >= self.max_queue + max(0, self._seats - self._seated):
             said = f"{self._waiting} requests wait already: no more than {self.max_queue} may"
             raise Overloaded(said, self._milliseconds(self.backlog / self._waiting))
+
+    def admit(self, request_id: str, prompt: int, seats: int = 1) -> None:
+        """Take a request of `prompt` tokens that needs so many seats, or raise Overloaded."""
+        self.check()
         ahead = sum(self._left[: _class(prompt) + 1]) + prompt
         longer = self.backlog + prompt - ahead
         most = math.inf if self.objective is None or self.rate is None else self.objective * self.rate

@@ -118,6 +118,8 @@ class _Door:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *args)
 
     def _asking(self) -> Asking:
+        """Raises what any request would meet with now: who is not taken is told before his words are read."""
+        self._client.check()
         return Asking(self._prompts, self._config.name, self._client.facts.context)
 
     def _model(self) -> Model:

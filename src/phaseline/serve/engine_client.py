@@ -101,14 +101,19 @@ class EngineClient:
         self._transport, _ = await loop.create_unix_connection(lambda: _Link(self), sock=ours)
         self._send(Load(self.config.model, dict(self.config.load)))
 
+    def check(self) -> None:
+        """Raise what `submit` would now of any request: Unavailable, or Overloaded where the queue is full."""
+        if self.state is not State.READY:
+            raise Unavailable(_WHY[self.state])
+        self.admission.check()
+
     def submit(self, request: Request) -> Stream:
         """Hand a request over; its id must be new. The stream is to be left (`async with`), whatever happens.
 
         Raises RequestError or CapacityError if it can't be served as asked, Unavailable unless `state` is READY,
         Overloaded if too much waits already.
         """
-        if self.state is not State.READY:
-            raise Unavailable(_WHY[self.state])
+        self.check()
         validate(request, vocab=self.facts.vocab, context=self.facts.context)
         if request.id in self._streams:
             raise RequestError(f"request id {request.id!r} is in use by a live request; ids must be unique")
