@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import support.models
 from phaseline import _native
 from phaseline.engine.types import Request, SamplingParams
 from phaseline.execute.native import MODES
@@ -17,7 +18,7 @@ from support.distributions import log_softmax
 from support.family_checks import assert_same_in_company, assert_same_tokens_as_llamacpp
 from support.kimi import transformers_kimi, write_kimi
 from support.llamacpp import llamacpp
-from support.models import Model, logits, open_model, relative_error
+from support.models import Model, logits, open_model, page_table, relative_error
 from support.schedules import Alone, Bench
 from support.small_programs import same_bits
 from support.tiny import EOS
@@ -64,6 +65,16 @@ def test_the_comparison_sees_mistakes(tmp_path: Path, mistake: str) -> None:
         ids = ids_of(model, 60)
         want = transformers_logits(transformers_kimi(model, mistake=mistake), ids)
         assert relative_error(logits(model.reference(), ids), want) > 1e-2
+
+
+def test_the_comparison_sees_a_state_that_is_not_carried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_gguf(write_kimi(tmp_path / "tiny.gguf")) as file:
+        model = open_model(file)
+        ids = ids_of(model, 60)
+        want = logits(model.native(kv_type="f32"), ids)
+        monkeypatch.setattr(support.models, "page_table", lambda program, order, turns: page_table(program, order, [0]))
+        lost = logits(model.native(kv_type="f32"), ids, chunk=30)
+        assert same_bits(lost[:30], want[:30]) and relative_error(lost[30:], want[30:]) > 1e-2
 
 
 @pytest.mark.parametrize("kind", ["as published", "strong decay"])

@@ -52,6 +52,7 @@ def test_every_size_is_read(file: GGUFFile) -> None:
 def test_what_may_be_left_out_has_its_usual_value(file: GGUFFile) -> None:
     optional = ("attention__value_length", "rope__freq_base", "vocab_size", "expert_gating_func", "expert_weights_norm")
     assert spec(file, **dict.fromkeys(optional)) == spec(file)
+    assert spec(file, expert_group_used_count=1) == spec(file)  # as converters have it, without a number of groups
     apart = spec(file, expert_weights_norm=False).moe
     assert apart and not apart.router.renormalise
 

@@ -44,6 +44,24 @@ DEEPSEEK_V3 = {
 }
 
 
+KIMI_LINEAR_48B_A3B = {
+    **{"model_type": "kimi_linear", "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 27},
+    **{"num_attention_heads": 32, "vocab_size": 163840, "model_max_length": 1048576, "q_lora_rank": None},
+    **{"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "dtype": "bfloat16"},
+    **{"num_experts": 256, "num_experts_per_token": 8, "num_shared_experts": 1, "moe_intermediate_size": 1024},
+    **{"first_k_dense_replace": 1, "moe_layer_freq": 1, "tie_word_embeddings": False},
+    "linear_attn_config": {
+        **{
+            "num_heads": 32,
+            "head_dim": 128,
+            "short_conv_kernel_size": 4,
+            "full_attn_layers": [4, 8, 12, 16, 20, 24, 27],
+        },
+        "kda_layers": [n for n in range(1, 27) if n % 4],
+    },
+}
+
+
 def from_config(config: dict[str, Any], **options: Any) -> Shape:
     return shape_from_config(config, "config.json", **options)
 
@@ -67,6 +85,15 @@ def test_published_models_have_their_published_sizes(
     assert shape.kv_bytes == bytes_per_position
 
 
+def test_what_kimi_linear_carries_on_has_its_published_size() -> None:
+    """Published as 48 B parameters, 3 B of them active."""
+    shape = from_config(KIMI_LINEAR_48B_A3B)
+    assert shape.total.params == pytest.approx(48e9, rel=0.03) and shape.row.params == pytest.approx(3e9, rel=0.05)
+    assert (shape.kv_bytes, shape.context) == (7 * 576 * 2, 1 << 20)
+    assert shape.stream_bytes == 20 * 4 * (32 * 128 * 128 + 3 * 3 * 32 * 128)
+    assert any("delta rule" in text for text in shape.assumptions)
+
+
 TINY = {
     **{"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4},
     **{"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 320, "max_position_embeddings": 512},
@@ -76,17 +103,27 @@ LATENT = {
     **{"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 12},
     **{"n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace": 1},
 }
+TINY_DELTA = {
+    **{"num_heads": 4, "head_dim": 16, "short_conv_kernel_size": 3},
+    **{"kda_layers": [1, 3], "full_attn_layers": [2]},
+}
 OWN: dict[str, dict[str, Any]] = {
     "qwen2_moe": {"num_experts": 8, "shared_expert_intermediate_size": 48},
     "qwen3_moe": {"num_experts": 8},
     "mixtral": {"num_local_experts": 8},
     "deepseek_v2": LATENT | {"q_lora_rank": None},
     "deepseek_v3": LATENT,
+    "kimi_linear": {
+        **{key: value for key, value in LATENT.items() if "routed" not in key},
+        **{"num_experts": 8, "num_experts_per_token": 2, "num_shared_experts": 2, "model_max_length": 512},
+        **{"pad_token_id": None, "linear_attn_config": TINY_DELTA},
+    },
 }
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "tied"), [(k, t) for k in KINDS for t in (False, True) if k != "kimi_linear" or not t]
+)
 def test_a_config_has_the_matrices_that_transformers_builds_from_it(kind: str, tied: bool) -> None:
     torch = pytest.importorskip("torch", reason="the reference torch is not installed")
     transformers = pytest.importorskip("transformers", reason="the reference transformers is not installed")
@@ -94,7 +131,8 @@ def test_a_config_has_the_matrices_that_transformers_builds_from_it(kind: str, t
     config = transformers.AutoConfig.for_model(kind, **written)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
-    matrices = {name: p for name, p in model.named_parameters() if p.ndim > 1}  # norms and biases have one axis
+    left_out = ("conv1d.weight", "A_log")
+    matrices = {name: p for name, p in model.named_parameters() if p.ndim > 1 and not name.endswith(left_out)}
     shape = from_config({"model_type": kind, **written})
     assert shape.total.params == sum(p.numel() for p in matrices.values())
     experts = sum(p.numel() for name, p in matrices.items() if ".experts." in name)
@@ -169,6 +207,11 @@ def test_what_is_not_known_of_a_config_is_refused_by_name(change: dict[str, Any]
         (QWEN3_30B_A3B, {"mlp_only_layers": [0]}, "mlp_only_layers"),
         (DEEPSEEK_V3, {"first_k_dense_replace": 62}, "first_k_dense_replace is 62"),
         (DEEPSEEK_V3, {"moe_layer_freq": 2}, "moe_layer_freq = 2"),
+        (KIMI_LINEAR_48B_A3B, {"routed_expert_hidden_size": 3584}, "routed_expert_hidden_size = 3584"),
+        (KIMI_LINEAR_48B_A3B, {"linear_attn_config": None}, "linear_attn_config is None; an object is needed"),
+        (KIMI_LINEAR_48B_A3B, {"tie_word_embeddings": True}, "tie_word_embeddings = True"),
+        (KIMI_LINEAR_48B_A3B, {"linear_attn_config": {}}, "num_heads is missing"),
+        (KIMI_LINEAR_48B_A3B, {"num_experts": None}, "num_experts is missing"),
     ],
 )
 def test_mixtures_of_another_kind_are_refused(config: dict[str, Any], change: dict[str, Any], said: str) -> None:

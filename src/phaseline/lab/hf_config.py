@@ -6,11 +6,11 @@ from typing import Any
 
 from phaseline.errors import FileFormatError, UnsupportedError
 from phaseline.lab.calculator import check_positive
-from phaseline.lab.shapes import LATENT_NOTE, Shape, Weights
+from phaseline.lab.shapes import DELTA_NOTE, LATENT_NOTE, Shape, Weights
 
 _DENSE = ("llama", "mistral", "qwen2", "qwen3")
 _GROUPED_EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe")
-_LATENT = ("deepseek_v2", "deepseek_v3")
+_LATENT = ("deepseek_v2", "deepseek_v3", "kimi_linear")
 KINDS = (*_DENSE, *_GROUPED_EXPERTS, *_LATENT)
 _BITS = {"float32": 32, "float16": 16, "bfloat16": 16}
 _HIGH = 1 << 24  # of any whole number
@@ -27,6 +27,15 @@ class _Attention:
     group: float
     prefill_group: float
     note: str
+
+
+@dataclass(frozen=True)
+class _Delta:
+    """Layers of delta attention: how many, and in each parameters and elements carried on."""
+
+    layers: int = 0
+    params: int = 0
+    carried: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,9 +61,11 @@ def shape_from_config(
     kind = keys.choice("model_type", KINDS)
     width, vocab, layers = (keys.integer(k) for k in ("hidden_size", "vocab_size", "num_hidden_layers"))
     attention = _latent(keys, width) if kind in _LATENT else _grouped(keys, kind, width)
+    delta = _delta(keys, width, layers) if kind == "kimi_linear" else _Delta()
+    attending = layers - delta.layers
     mixture = None if kind in _DENSE else _mixture(keys, kind, width, layers)
     dense = layers - mixture.layers if mixture else layers
-    every = layers * attention.params
+    every = attending * attention.params + delta.layers * delta.params
     if dense:
         every += dense * 3 * width * keys.integer("intermediate_size")
     if mixture:
@@ -70,20 +81,22 @@ def shape_from_config(
         every_row=weights(every),
         wanted=weights(vocab * width),
         held=weights(0 if tied else vocab * width),
-        kv_bytes=layers * attention.stored * kv_element_bytes,
-        pair_flops=layers * attention.pair_flops,
-        prefill_pair_flops=layers * attention.prefill_pair_flops,
+        kv_bytes=attending * attention.stored * kv_element_bytes,
+        pair_flops=attending * attention.pair_flops,
+        prefill_pair_flops=attending * attention.prefill_pair_flops,
         group=attention.group,
         prefill_group=attention.prefill_group,
         expert=weights(mixture.layers * mixture.expert_params) if mixture else Weights(),
         experts=mixture.experts if mixture else 0,
         active=mixture.active if mixture else 0,
-        context=keys.integer("max_position_embeddings"),
-        window=_window(keys, kind, layers),
+        context=keys.integer("model_max_length" if kind == "kimi_linear" else "max_position_embeddings"),
+        window=None if kind == "kimi_linear" else _window(keys, kind, layers),
+        stream_bytes=4 * delta.layers * delta.carried,
         assumptions=(
             stored,
-            "norms and biases are left out",
+            "norms, biases and convolutions are left out" if delta.layers else "norms and biases are left out",
             f"{attention.note} take {kv_element_bytes:g} bytes an element, unpadded",
+            *([DELTA_NOTE] if delta.layers else []),
         ),
     )
 
@@ -110,16 +123,31 @@ def _latent(keys: "_Keys", width: int) -> _Attention:
     return _Attention(params, rank + rope, absorbed, plain, heads, 1, LATENT_NOTE)
 
 
+def _delta(keys: "_Keys", width: int, layers: int) -> _Delta:
+    """Kimi delta attention (Kimi Team 2025): q, k, v and output; decay and gate by way of a head's size; beta."""
+    own = keys.inner("linear_attn_config")
+    keys.only("tie_word_embeddings", None, False)
+    keys.only("routed_expert_hidden_size", None)  # of Kimi K3
+    own.only("use_full_rank_gate", None, False)
+    heads, dim, taps = (own.integer(k) for k in ("num_heads", "head_dim", "short_conv_kernel_size"))
+    count, inner = own.count("kda_layers", layers), heads * dim
+    params = 4 * width * inner + 2 * dim * (width + inner) + width * heads
+    return _Delta(count, params, heads * dim**2 + (taps - 1) * 3 * inner)
+
+
 def _mixture(keys: "_Keys", kind: str, width: int, layers: int) -> _Mixture:
-    active = keys.integer("num_experts_per_tok")
+    active = keys.integer("num_experts_per_token" if kind == "kimi_linear" else "num_experts_per_tok")
     shared = 0
     if kind == "mixtral":
         experts, size, sparse = keys.integer("num_local_experts"), keys.integer("intermediate_size"), layers
     elif kind in _LATENT:
-        experts, size = keys.integer("n_routed_experts"), keys.integer("moe_intermediate_size")
+        number, beside = ("n_routed_experts", "n_shared_experts")
+        if kind == "kimi_linear":
+            number, beside = ("num_experts", "num_shared_experts")
+        experts, size = keys.integer(number), keys.integer("moe_intermediate_size")
         sparse = layers - keys.integer("first_k_dense_replace", low=0, high=layers)
         keys.only("moe_layer_freq", None, 1)
-        shared = 3 * width * size * (keys.integer_or_null("n_shared_experts") or 0)
+        shared = 3 * width * size * (keys.integer_or_null(beside) or 0)
     else:
         number = "num_experts" if keys.get("num_experts") is not None else "num_local_experts"  # old and new spelling
         experts, size, sparse = keys.integer(number), keys.integer("moe_intermediate_size"), layers
@@ -195,6 +223,20 @@ class _Keys:
         if not isinstance(value, bool):
             raise FileFormatError(f"config.json: {key} is {value!r:.80}; accepted: true, false")
         return value
+
+    def inner(self, key: str) -> "_Keys":
+        """The keys of an object within."""
+        value = self._config.get(key)
+        if not isinstance(value, Mapping):
+            raise FileFormatError(f"config.json: {key} is {value!r:.80}; an object is needed")
+        return _Keys(value)
+
+    def count(self, key: str, most: int) -> int:
+        """How many a list of layers names."""
+        value = self._config.get(key)
+        if not isinstance(value, list) or len(set(map(str, value))) != len(value) or len(value) > most:
+            raise FileFormatError(f"config.json: {key} is {value!r:.80}; a list of up to {most} layers is needed")
+        return len(value)
 
     def choice(self, key: str, accepted: tuple[str, ...]) -> str:
         value = self._config.get(key)

@@ -44,6 +44,7 @@ def kimi_linear(config: Config) -> Layout:
     config.only("topk_method", "noaux_tc")
     config.only("use_grouped_topk", True)
     config.only("moe_layer_freq", 1)
+    config.only("tie_word_embeddings", False)
     config.ignore("head_dim", "rope_theta", "rope_scaling", "rope_parameters")  # of nothing here
     nope, pe, rank = (config.integer(key) for key in ("qk_nope_head_dim", "qk_rope_head_dim", "kv_lora_rank"))
     config.only("qk_head_dim", nope + pe)
@@ -81,7 +82,7 @@ def kimi_linear(config: Config) -> Layout:
         keys | _delta(config, layers, heads),
         _NAMES,
         config.integer("vocab_size"),
-        config.flag("tie_word_embeddings", False),
+        tied=False,
         experts=experts,
         spare_layers=config.integer("num_nextn_predict_layers", 0, low=0),  # predict further tokens; not built here
     )
