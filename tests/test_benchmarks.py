@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from phaseline.engine.load import load
-from phaseline.execute.native import NativeExecutor
+from phaseline.execute.native import NativeExecutor, best_level
 from phaseline.families import model_program
 from phaseline.files.gguf import open_gguf
 from support.models import logits, open_model
@@ -211,3 +212,18 @@ def test_transformers_is_given_a_model_of_the_same_size(benchmark: ModuleType, f
     with open_gguf(tmp_path / "tiny.gguf") as file:
         _, program = model_program(file)
     assert sum(math.prod(weight.shape) for weight in program.weights().values()) == net.num_parameters()
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
+def test_both_forms_of_delta_attention_are_the_recurrence(benchmark: ModuleType, tmp_path: Path) -> None:
+    """From a state that is not zero, whole chunks and ragged ones; a state that is not carried on is seen."""
+    forms = benchmark.delta_forms
+    library = forms.build(best_level(), "c++", tmp_path)
+    for rows in (1, 16, 37):
+        data = forms.Rows(library, rows, 32)
+        assert all(data.error(form) < 1e-5 for form in forms.FORMS)
+    data.state[:] = 0
+    data.begin = lambda: None  # begins from what the last run left
+    assert all(data.error(form) > 1e-2 for form in forms.FORMS)
+    found = forms.compare(library, [16], 32, 2, best_level())
+    assert found["lengths"][16]["recurrence over chunks"]["value"] > 0
