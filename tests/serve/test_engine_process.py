@@ -205,6 +205,19 @@ def test_an_id_in_use_is_refused_and_its_owner_goes_on(loaded: Wire) -> None:
     assert loaded.until(lambda r: bool(r.deltas))[-1].deltas[0].request_id == "r"
 
 
+def test_what_is_cancelled_is_not_compiled(loaded: Wire) -> None:
+    slow = Grammar("json_schema", '{"type": "integer", "multipleOf": 99991}')
+    for name in "abcdefghij":
+        loaded.send(submit(Request(name, [50], SamplingParams(grammar=slow, n=2))))
+    for name in "jihgfedcba":
+        loaded.send(Abort(name))
+    reports = loaded.until(lambda r: r.t_ns and r.waiting == 0 and any(d.request_id == "a" for d in r.deltas))
+    ended = [(d.request_id, d.index) for r in reports for d in r.deltas if d.finish_reason is FinishReason.ABORT]
+    assert sorted(ended) == [(name, index) for name in "abcdefghij" for index in (0, 1)]
+    assert reports[-1].t_ns - reports[0].t_ns < 10e9  # one was begun, and takes more than a second
+    assert len(loaded.generate("again")) == 4
+
+
 def test_an_abort_gives_pages_back_by_the_next_step(loaded: Wire) -> None:
     loaded.send(submit(Request("r", [50] * 20_000, PARAMS)))
     before = loaded.until(lambda r: bool(r.prefill))[-1]

@@ -15,8 +15,8 @@ from phaseline.engine.line import Line
 from phaseline.engine.policy import Allowance, ItlBudget, Phase, policy_named
 from phaseline.engine.sequence import Sequence
 from phaseline.engine.types import Request
-from phaseline.engine.validate import check_length
-from phaseline.errors import CapacityError, RequestError
+from phaseline.engine.validate import check_id, check_length
+from phaseline.errors import CapacityError
 from phaseline.program.step import Segment, Step, Want
 from phaseline.state.pages import PageTable
 
@@ -101,8 +101,7 @@ class Scheduler:
         Raises RequestError if the id is live, CapacityError if the request could not run even alone.
         """
         params = request.params
-        if request.id in self._live:
-            raise RequestError(f"request id {request.id!r} is in use by a live request; ids must be unique")
+        check_id(request.id, self._live)
         if params.n > self.max_running:
             raise CapacityError(f"n = {params.n}: at most max_running = {self.max_running} completions of one prompt")
         capacity = self.table.capacity(self.chunk)

@@ -1,7 +1,7 @@
 """What a request may ask for. Everything that reaches the scheduler has passed here."""
 
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +68,12 @@ def validate(request: Request, *, vocab: int, context: int) -> None:
     _require(len(request.prompt) > 0, "prompt", request.prompt, "at least one token id")
     validate_params(request.params, vocab=vocab)
     check_length(request, context, "the context")
+
+
+def check_id(request_id: str, live: Container[str]) -> None:
+    """Raise RequestError if a live request has this id."""
+    if request_id in live:
+        raise RequestError(f"request id {request_id!r} is in use by a live request; ids must be unique")
 
 
 def check_length(request: Request, limit: int, holder: str) -> None:

@@ -1,6 +1,9 @@
 """Requests with a grammar on their way into the engine: no step waits until one is compiled."""
 
+import os
 import socket
+import sys
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Self
@@ -8,6 +11,9 @@ from typing import Self
 from phaseline.engine.constraint import Constraint
 from phaseline.engine.engine import Engine
 from phaseline.engine.types import Request
+
+_SWITCH_S = 1e-4  # that steps wait at most, each time they want Python back from a compilation
+_NICENESS = 10
 
 
 @dataclass(slots=True)
@@ -20,16 +26,18 @@ class Job:
 
 
 class Compiling:
-    """Compiles one grammar after the other, in a thread that seldom holds Python's lock.
+    """Compiles one grammar after the other, in a thread that gives way to the steps.
 
     `bell` can be read from as long as there is something to take.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._pool = ThreadPoolExecutor(1)
+        self._pool = ThreadPoolExecutor(1, "grammars", _give_way)
         self._jobs: list[Job] = []
         self.bell, self._rope = socket.socketpair()
+        sys.setswitchinterval(_SWITCH_S)
+        self._pool.submit(lambda: engine.grammars)  # built before somebody waits for it
 
     def __enter__(self) -> Self:
         return self
@@ -39,6 +47,9 @@ class Compiling:
         self.bell.close()
         self._rope.close()
 
+    def __len__(self) -> int:
+        return len(self._jobs)
+
     def add(self, request: Request) -> None:
         """Begin with a request's grammar, after those of others."""
         job = Job(request, self._pool.submit(self._engine.constrain, request.params))
@@ -46,14 +57,21 @@ class Compiling:
         job.constraint.add_done_callback(lambda _: self._rope.send(b"!"))
 
     def abort(self, request_id: str) -> None:
-        """Mark a request that is here."""
+        """Mark a request that is here; its grammar is not begun with."""
         for job in self._jobs:
-            job.aborted = job.aborted or job.request.id == request_id
+            if job.request.id == request_id:
+                job.aborted = True
+                job.constraint.cancel()
 
     def take(self) -> list[Job]:
         """The jobs that are done, in the order of their requests."""
-        done = []
-        while self._jobs and self._jobs[0].constraint.done():
-            done.append(self._jobs.pop(0))
-            self.bell.recv(1)
+        done = [job for job in self._jobs if job.constraint.done()]
+        if done:
+            self._jobs = [job for job in self._jobs if job not in done]
+            self.bell.recv(len(done), socket.MSG_WAITALL)  # one that is done is about to ring
         return done
+
+
+def _give_way() -> None:
+    """Let the kernels have the cores; threads that this one starts do the same."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

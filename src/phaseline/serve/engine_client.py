@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from phaseline.engine.types import Delta, Progress, Request
-from phaseline.engine.validate import validate
+from phaseline.engine.validate import check_id, validate
 from phaseline.errors import CapacityError, FileFormatError, PhaselineError, RequestError, UnsupportedError
 from phaseline.serve.admission import Admission
 from phaseline.serve.config import ServeConfig
@@ -115,11 +115,10 @@ class EngineClient:
         """
         self.check()
         validate(request, vocab=self.facts.vocab, context=self.facts.context)
-        if request.id in self._streams:
-            raise RequestError(f"request id {request.id!r} is in use by a live request; ids must be unique")
-        command = submit(request)
+        check_id(request.id, self._streams)
+        command = frame(submit(request))
         self.admission.admit(request.id, len(request.prompt), request.params.n)
-        self._send(command)
+        self._write(command)
         stream = self._streams[request.id] = Stream(request, self._leave, self.config.max_unread)
         patience = self.config.request_timeout
         stream.timer = asyncio.get_running_loop().call_later(patience, self._time_out, stream)
@@ -196,8 +195,11 @@ class EngineClient:
     # Inside.
 
     def _send(self, command: Command) -> None:
+        self._write(frame(command))
+
+    def _write(self, command: bytes) -> None:
         if self._transport and not self._transport.is_closing():
-            self._transport.write(frame(command))
+            self._transport.write(command)
 
     def _take(self, report: Report) -> None:
         if isinstance(report, StepReport):

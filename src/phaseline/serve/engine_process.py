@@ -13,7 +13,7 @@ from functools import partial
 
 from phaseline.engine.engine import Engine
 from phaseline.engine.load import load
-from phaseline.engine.types import Delta, Progress
+from phaseline.engine.types import Delta, FinishReason, Progress
 from phaseline.errors import PhaselineError
 from phaseline.execute.native import NativeExecutor
 from phaseline.serve.compiling import Compiling, Job
@@ -103,11 +103,7 @@ class Worker:
     def serve(self) -> None:
         """Step while there is work, until the server says Close or is gone."""
         while True:
-            busy = self._engine.has_work
-            commands = self._channel.receive(0.0 if busy else IDLE_S, self._compiling.bell)
-            if not busy and not commands:  # prepare for grammars while nobody has to wait for it
-                self._engine.grammars  # noqa: B018
-            for command in commands:
+            for command in self._channel.receive(0.0 if self._engine.has_work else IDLE_S, self._compiling.bell):
                 if isinstance(command, Close):
                     return
                 self._obey(command)
@@ -134,14 +130,17 @@ class Worker:
             raise ProtocolError(f"{type(command).__name__} is not expected once the model is loaded")
 
     def _enter(self, job: Job) -> None:
-        """Submit a request whose grammar is compiled."""
-        take = partial(self._take, job.request.id)
+        """Submit a request whose grammar is compiled, unless it was cancelled since."""
+        request = job.request
+        take = partial(self._take, request.id)
+        if job.aborted:
+            for index in range(request.params.n):
+                take(Delta(request.id, index, [], "", finish_reason=FinishReason.ABORT))
+            return
         try:
-            self._engine.submit(job.request, take, job.constraint.result())
+            self._engine.submit(request, take, job.constraint.result())
         except PhaselineError as error:
             take(error)
-        if job.aborted:
-            self._engine.abort(job.request.id)
 
     def _take(self, request_id: str, item: Delta | Progress | BaseException) -> None:
         """The sink of a request."""
@@ -164,7 +163,7 @@ class Worker:
             progress=outcome.progress,
             failed=outcome.failed,
             running=counts.running,
-            waiting=counts.waiting,
+            waiting=counts.waiting + len(self._compiling),
             free_pages=counts.free_pages,
             pages=self._engine.scheduler.table.group_pages,
             queued_prefill_tokens=counts.queued_prefill_tokens,
