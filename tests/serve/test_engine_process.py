@@ -211,10 +211,10 @@ def test_what_is_cancelled_is_not_compiled(loaded: Wire) -> None:
         loaded.send(submit(Request(name, [50], SamplingParams(grammar=slow, n=2))))
     for name in "jihgfedcba":
         loaded.send(Abort(name))
-    reports = loaded.until(lambda r: r.t_ns and r.waiting == 0 and any(d.request_id == "a" for d in r.deltas))
+    reports = loaded.until(lambda r: r.waiting == 0 and any(d.request_id == "a" for d in r.deltas))
     ended = [(d.request_id, d.index) for r in reports for d in r.deltas if d.finish_reason is FinishReason.ABORT]
     assert sorted(ended) == [(name, index) for name in "abcdefghij" for index in (0, 1)]
-    assert reports[-1].t_ns - reports[0].t_ns < 10e9  # one was begun, and takes more than a second
+    assert [name for name, _ in ended[-2:]] == ["a", "a"]  # begun with before it was cancelled; the others never were
     assert len(loaded.generate("again")) == 4
 
 
