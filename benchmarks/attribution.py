@@ -165,7 +165,7 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="a model of three megabytes, to try the command")
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--prompt", type=int, default=512, help="prompt tokens")
+    parser.add_argument("--prompt", type=int, default=256, help="prompt tokens")
     parser.add_argument("--tokens", type=int, default=32, help="tokens written behind it")
     parser.add_argument("--level", help="force an instruction-set level")
     parser.add_argument("--json", action="store_true")

@@ -261,7 +261,7 @@ def _delta(model: RandomModel, at: str, s: Sizes, own: Delta) -> None:
         model.matrix(f"{at}ssm_{part}_a", own.dim, s.width)
         model.matrix(f"{at}ssm_{part}_b", inner, own.dim)
     model.matrix(at + "ssm_beta", s.heads, s.width)
-    model.plain(at + "ssm_a", -np.exp(model.rng.normal(0, 0.5, (1, 1, s.heads, 1))))
+    model.plain(at + "ssm_a", -np.exp(model.rng.normal(0, 0.5, s.heads if s.k3 else (1, 1, s.heads, 1))))
     model.plain(at + "ssm_dt.bias", model.rng.normal(-3, 1, inner))
     model.norm(at + "ssm_norm", own.dim)
     model.matrix(at + "attn_output", s.width, inner)
