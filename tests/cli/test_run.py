@@ -139,6 +139,18 @@ def test_a_seed_repeats_what_is_drawn(record: Any) -> None:
     assert first == again != other
 
 
+def test_an_answer_in_json(phaseline: Run, record: Any, tiny: str, tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"enum": ["é x", 12]}', encoding="utf-8")
+    found = record(PROMPT, "--json-schema", str(schema))
+    assert json.loads(found["text"]) in ("é x", 12) and found["finish_reason"] == "stop"
+    assert record(PROMPT, "--json-object", "--max-tokens", "20")["text"].startswith("{")
+    schema.write_text('{"type": "strange"}')
+    for path, reason in ((schema, "strange"), (tmp_path, "cannot be read"), (tmp_path / "none", "cannot be read")):
+        done = phaseline("run", tiny, PROMPT, "--json-schema", str(path))
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1) and reason in done.stderr
+
+
 def test_engine_options_arrive(record: Any) -> None:
     build = record(PROMPT, "--threads", "1", "--level", "portable", "--mode", "eager", "--max-tokens", "1")["build"]
     assert (build["threads"], build["level"], build["mode"]) == (1, "portable", "eager")

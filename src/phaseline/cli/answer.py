@@ -27,8 +27,9 @@ def answer(
     from phaseline.engine.types import FinishReason, Request
 
     generation = Generation(prompt)
+    constraint = engine.constrain(params)
     start = time.perf_counter()
-    engine.submit(Request(_ID, prompt, params))
+    engine.submit(Request(_ID, prompt, params), constraint=constraint)
     while generation.finish_reason is None:
         if stopped():
             engine.abort(_ID)

@@ -8,8 +8,10 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from phaseline.errors import RequestError
+
 if TYPE_CHECKING:
-    from phaseline.engine.types import SamplingParams
+    from phaseline.engine.types import Grammar, SamplingParams
 
 MODEL_HELP = "a name that was pulled, a .gguf file, or a Hugging Face folder"
 # As `load` has them, whose import would take longer than to refuse a misspelt one.
@@ -89,6 +91,9 @@ def add_sampling_options(parser: argparse.ArgumentParser, *, max_tokens: int) ->
         group.add_argument(f"--{name}-penalty", type=float, metavar="X", help=f"({neutral}: none)")
     group.add_argument("--stop", action="append", metavar="TEXT", help="end before TEXT; may be given several times")
     group.add_argument("--ignore-eos", action="store_true", default=None, help="go on past the end-of-text token")
+    form = group.add_mutually_exclusive_group()
+    form.add_argument("--json-object", action="store_true", help="the answer is a JSON object")
+    form.add_argument("--json-schema", type=Path, metavar="FILE", help="the answer is JSON that follows the schema")
 
 
 def load_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -103,7 +108,7 @@ def sampling_params(args: argparse.Namespace) -> "SamplingParams":
     from phaseline.engine.types import Request, SamplingParams
     from phaseline.engine.validate import validate
 
-    params = SamplingParams(**_given(args, _SAMPLING))
+    params = SamplingParams(**_given(args, _SAMPLING), grammar=_grammar(args))
     validate(Request("options", [0], params), vocab=1, context=sys.maxsize)  # the prompt is a stand-in
     return params
 
@@ -141,6 +146,19 @@ def _add_size_options(group: "argparse._ArgumentGroup") -> None:
         help="while others decode, read only as much of a prompt per step as keeps their gaps below MS (all)",
     )
     add_memory_options(group)
+
+
+def _grammar(args: argparse.Namespace) -> "Grammar | None":
+    from phaseline.engine.types import Grammar
+
+    path: Path | None = getattr(args, "json_schema", None)
+    if path is None:
+        return Grammar("json_object") if getattr(args, "json_object", False) else None
+    try:
+        with path.open(encoding="utf-8") as file:
+            return Grammar("json_schema", file.read(1 << 20))  # more than any schema may have
+    except (OSError, UnicodeError) as error:
+        raise RequestError(f"--json-schema {path}: cannot be read: {error}") from None
 
 
 def _given(args: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:

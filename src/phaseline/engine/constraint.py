@@ -2,8 +2,9 @@
 
 Grammars are llguidance's: it walks the vocabulary's bytes, so that a token that holds half a character or several
 words at once is judged like any other. A control token spells nothing and is allowed nowhere, but that a text may end
-with one of the tokenizer's end tokens exactly where the grammar may. What a grammar costs is bounded: its text, the
-members of each object in a schema, and, by llguidance, its parser and lexer; what goes beyond fails that request alone.
+with one of the tokenizer's end tokens exactly where the grammar may. What a grammar costs is bounded: its text (by
+`engine.validate`), the members of each object in a schema, and, by llguidance, its parser and lexer; what goes beyond
+fails that request alone.
 """
 
 import json
@@ -21,9 +22,6 @@ from phaseline.engine.types import Grammar, SamplingParams
 from phaseline.errors import RequestError
 from phaseline.files.tokenizer import Tokenizer
 
-MAX_CHARACTERS = MappingProxyType(
-    {"json_object": 0, "json_schema": 1 << 16, "regex": 1 << 12, "choice": 1 << 16, "lark": 1 << 16}
-)
 _MEMBERS = 400  # of an object in a schema; llguidance compiles n optional ones in n^2 and follows fewer than 500
 _STACK = 128 << 20  # bytes; a chain of references of the longest text nests by some 10 MB. Untouched pages cost nothing
 _SPACE = r"[\x20\x0A\x0D\x09]{1,40}"  # between JSON's tokens: enough to indent, too little to get lost in

@@ -6,12 +6,11 @@ import time
 from collections import deque
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from numpy.typing import NDArray
 
 from phaseline.engine.completion import Completion, Sink
-from phaseline.engine.constraint import Constraint, Grammars
 from phaseline.engine.interrupts import Uninterrupted
 from phaseline.engine.prompts import token_ids
 from phaseline.engine.sampler import Sampler, prompt_logprobs, sample_batch
@@ -22,6 +21,9 @@ from phaseline.engine.validate import validate, validate_params
 from phaseline.errors import PhaselineError, RequestError
 from phaseline.execute.base import Executor
 from phaseline.files.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # llguidance takes longer to import than much that needs no grammar
+    from phaseline.engine.constraint import Constraint, Grammars
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class EngineLoop:
         self._lock = threading.Lock()
         self._closed = False
 
-    def submit(self, request: Request, sink: Sink | None = None, constraint: Constraint | None = None) -> None:
+    def submit(self, request: Request, sink: Sink | None = None, constraint: "Constraint | None" = None) -> None:
         """Queue a request, whose deltas go to `sink` as steps make them, or to whoever calls `step`.
 
         A sink gets the error that ends its request, too, and must not raise. `constraint` is what `constrain` gives for
@@ -76,7 +78,7 @@ class EngineLoop:
             raise RequestError("progress = True: only a request with a sink is told of its progress")
         self._submit(replace(request, prompt=token_ids(request.prompt)), sink or self._keep, constraint)
 
-    def constrain(self, params: SamplingParams) -> Constraint | None:
+    def constrain(self, params: SamplingParams) -> "Constraint | None":
         """What keeps a text to `params.grammar`: a millisecond's work as a rule, two seconds' for a hostile grammar.
 
         Any thread may do it, also while a step runs. Raises RequestError if the grammar can't be followed.
@@ -85,10 +87,12 @@ class EngineLoop:
         return self.grammars.constraint(params.grammar, params) if params.grammar else None
 
     @cached_property
-    def grammars(self) -> Grammars:
+    def grammars(self) -> "Grammars":
         """What compiles grammars; built when first used, in some tenths of a second for a large vocabulary."""
         if self.tokenizer is None:
             raise RequestError("a grammar needs a tokenizer; this engine has none")
+        from phaseline.engine.constraint import Grammars
+
         return Grammars(self.tokenizer)
 
     def step(self) -> list[Delta]:
@@ -152,7 +156,7 @@ class EngineLoop:
 
     # Inside.
 
-    def _submit(self, request: Request, sink: Sink, constraint: Constraint | None = None) -> None:
+    def _submit(self, request: Request, sink: Sink, constraint: "Constraint | None" = None) -> None:
         validate(request, vocab=self.executor.program.vocab, context=self.scheduler.context)
         if request.params.stop and self.tokenizer is None:
             raise RequestError("stop strings need a tokenizer; this engine has none (stop_ids work)")

@@ -14,15 +14,17 @@ Log-probabilities are natural, of the softmax of the logits as they came: before
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from phaseline._native import LogitsError, SamplerState, logprobs, sample
-from phaseline.engine.constraint import Constraint
 from phaseline.engine.types import SamplingParams, TokenLogprob
 from phaseline.errors import PhaselineError
+
+if TYPE_CHECKING:
+    from phaseline.engine.constraint import Constraint
 
 
 class Sampler:
@@ -43,7 +45,7 @@ class Sampler:
         prompt: Sequence[int],
         stop_ids: Iterable[int] = (),
         index: int = 0,
-        constraint: Constraint | None = None,
+        constraint: "Constraint | None" = None,
     ) -> None:
         self._constraint = constraint
         self._state = SamplerState(

@@ -5,7 +5,6 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from phaseline.engine.constraint import MAX_CHARACTERS
 from phaseline.engine.types import Grammar, Request, SamplingParams
 from phaseline.errors import CapacityError, RequestError
 
@@ -52,6 +51,14 @@ RANGES: Mapping[str, _Range] = {
     "prompt_logprobs": _Range(0, 20, whole=True, optional=True),
 }
 _PRIORITY = _Range(-_INT32, _INT32, whole=True)
+# Characters of a grammar's text. The longest takes two seconds to compile at worst, a mask some 20 ms.
+_GRAMMARS: Mapping[str, int] = {
+    "json_object": 0,
+    "json_schema": 1 << 16,
+    "regex": 1 << 12,
+    "choice": 1 << 16,
+    "lark": 1 << 16,
+}
 _BIAS = _Range(-100, 100)  # no infinities: -100 bans a token in practice, and a sum stays finite
 
 
@@ -122,14 +129,14 @@ def validate_params(params: SamplingParams, *, vocab: int) -> None:
 
 def _validate_grammar(grammar: Grammar) -> None:
     _require(isinstance(grammar, Grammar), "grammar", grammar, "a Grammar or None")
-    kinds = ", ".join(MAX_CHARACTERS)
+    kinds = ", ".join(_GRAMMARS)
     _require(
-        isinstance(grammar.kind, str) and grammar.kind in MAX_CHARACTERS,
+        isinstance(grammar.kind, str) and grammar.kind in _GRAMMARS,
         "grammar.kind",
         grammar.kind,
         f"one of {kinds}",
     )
-    most = MAX_CHARACTERS[grammar.kind]
+    most = _GRAMMARS[grammar.kind]
     accepted = f"text of at most {most} characters for {grammar.kind}"
     _require(isinstance(grammar.text, str) and len(grammar.text) <= most, "grammar.text", grammar.text, accepted)
 

@@ -6,11 +6,13 @@ import sys
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from phaseline.engine.constraint import Constraint
 from phaseline.engine.engine import Engine
 from phaseline.engine.types import Request
+
+if TYPE_CHECKING:
+    from phaseline.engine.constraint import Constraint
 
 _SWITCH_S = 1e-4  # that steps wait at most, each time they want Python back from a compilation
 _NICENESS = 10
