@@ -83,7 +83,11 @@ class Answering:
 
     async def _submit(self, stack: AsyncExitStack) -> list[Stream]:
         """Hand every request over; `stack` leaves their streams."""
-        return [await stack.enter_async_context(self._client.submit(request)) for request in self._asked.requests]
+        streams = []
+        for request in self._asked.requests:
+            streams.append(await stack.enter_async_context(self._client.submit(request)))
+            await asyncio.sleep(0)  # others get their turn: there may be hundreds, each of some milliseconds
+        return streams
 
 
 class _Spelling:

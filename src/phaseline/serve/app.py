@@ -104,7 +104,7 @@ class _Door:
 
     async def detokenize(self, request: Request) -> Response:
         body = await self._body(_DETOKENIZE, request)
-        return _json(await self._in_thread(self._prompts.detokenize, body))
+        return _json(await self._in_thread(self._prompts.detokenize, body, self._client.facts.context))
 
     async def _body(self, decoder: "msgspec.json.Decoder[_Body]", request: Request) -> _Body:
         """The body, decoded and meant for this model."""
@@ -120,7 +120,8 @@ class _Door:
     def _asking(self) -> Asking:
         """Raises what any request would meet with now: who is not taken is told before his words are read."""
         self._client.check()
-        return Asking(self._prompts, self._config.name, self._client.facts.context)
+        facts = self._client.facts
+        return Asking(self._prompts, self._config.name, facts.context, self._config.max_queue + facts.max_running)
 
     def _model(self) -> Model:
         return Model(self._config.name, self._started, self._client.facts.context)

@@ -14,8 +14,6 @@ from phaseline.serve.problems import refused
 from phaseline.serve.prompts import Prompts
 from phaseline.serve.protocol import ChatBody, CompletionBody, Generation
 
-MAX_CHOICES = 1024  # of one request: prompts times n
-
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -37,21 +35,19 @@ class Asked:
 
 
 class Asking:
-    """Reads bodies for one model, which clients call `model` and which holds `context` tokens. Each `key` shares
-    prefixes with itself alone.
+    """Reads bodies for one model, which clients call `model`, which holds `context` tokens and takes up to
+    `most_prompts` at once. Each `key` shares prefixes with itself alone.
     """
 
-    def __init__(self, prompts: Prompts, model: str, context: int) -> None:
-        self._prompts, self._tokenizer, self._model, self._context = prompts, prompts.tokenizer, model, context
+    def __init__(self, prompts: Prompts, model: str, context: int, most_prompts: int) -> None:
+        self._prompts, self._tokenizer = prompts, prompts.tokenizer
+        self._model, self._context, self._most_prompts = model, context, most_prompts
 
     def completion(self, body: CompletionBody, key: str | None) -> Asked:
         """What a body of `/v1/completions` asks for."""
         params = completion_params(body)
         validate_params(params, vocab=self._tokenizer.vocab_size)
-        prompts = self._prompts.completion(body, params.max_tokens, self._context)
-        if len(prompts) * params.n > MAX_CHOICES:
-            many = f"{len(prompts)} prompts with n = {params.n}"
-            raise refused("n", f"{many}; at most {MAX_CHOICES} choices in one request")
+        prompts = self._prompts.completion(body, params.max_tokens, self._context, self._most_prompts)
         choices = [
             TextGrowing(
                 self._tokenizer,

@@ -20,8 +20,6 @@ from phaseline.serve.problems import refused
 from phaseline.serve.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from phaseline.serve.scores import spelling
 
-MAX_PROMPTS = 1024  # of one request
-
 
 class Prompts:
     """Token ids of what clients send, refused where `context` has no room for them. Threads may share it."""
@@ -40,18 +38,21 @@ class Prompts:
             self._marks[format] = mark_ids(self.tokenizer, format)
         return self._marks[format]
 
-    def completion(self, body: CompletionBody, max_tokens: int, context: int) -> list[list[int]]:
-        """The ids of each prompt; those that came as ids are not looked at."""
+    def completion(self, body: CompletionBody, max_tokens: int, context: int, most: int) -> list[list[int]]:
+        """The ids of each prompt, of which there may be `most`. Of ids that came as such only their number is looked at."""
         prompt = body.prompt
         if isinstance(prompt, str):
             return [self._encode(prompt, max_tokens, context)]
         if prompt and all(isinstance(token, int) for token in prompt):
-            return [prompt]  # type: ignore[list-item]
+            return [_fitting(prompt, max_tokens, context)]  # type: ignore[arg-type]
         if not prompt or len({type(one) for one in prompt}) > 1:
             raise refused("prompt", "must be a string, a list of strings, a list of token ids or a list of such lists")
-        if len(prompt) > MAX_PROMPTS:
-            raise refused("prompt", f"{len(prompt)} prompts; at most {MAX_PROMPTS} in one request")
-        return [self._encode(one, max_tokens, context) if isinstance(one, str) else one for one in prompt]  # type: ignore[misc]
+        if len(prompt) > most:
+            raise refused("prompt", f"{len(prompt)} prompts; the queue holds at most {most} (--max-queue)")
+        return [
+            self._encode(one, max_tokens, context) if isinstance(one, str) else _fitting(one, max_tokens, context)  # type: ignore[arg-type]
+            for one in prompt
+        ]
 
     def chat(
         self, body: ChatBody | TokenizeBody, functions: Sequence[Mapping[str, Any]], max_tokens: int, context: int
@@ -85,8 +86,9 @@ class Prompts:
             answer.token_strs = [spelling(tokenizer, id).decode(errors="replace") for id in ids]
         return answer
 
-    def detokenize(self, body: DetokenizeBody) -> Detokenized:
+    def detokenize(self, body: DetokenizeBody, context: int) -> Detokenized:
         """The text of ids, control tokens spelt out."""
+        _fitting(body.tokens, 0, context)
         try:
             text = self.tokenizer.decode(body.tokens, skip_special=False)
         except RequestError as error:
@@ -98,6 +100,11 @@ class Prompts:
             fewest = self._cover.fewest(text)
             check_room(fewest, max_tokens, context, f"prompt of at least {fewest} tokens", "the context")
         return self.tokenizer.encode(text, bos=bos, special=special)
+
+
+def _fitting(ids: list[int], max_tokens: int, context: int) -> list[int]:
+    check_room(len(ids), max_tokens, context, f"prompt of {len(ids)} tokens", "the context")
+    return ids
 
 
 def _own(variables: Mapping[str, Any]) -> Mapping[str, Any]:
