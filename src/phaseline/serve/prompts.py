@@ -39,7 +39,7 @@ class Prompts:
         return self._marks[format]
 
     def completion(self, body: CompletionBody, max_tokens: int, context: int, most: int) -> list[list[int]]:
-        """The ids of each prompt, of which there may be `most`. Of ids that came as such only their number is looked at."""
+        """The ids of each prompt, of which there may be `most`. Of what came as ids only the number is looked at."""
         prompt = body.prompt
         if isinstance(prompt, str):
             return [self._encode(prompt, max_tokens, context)]
