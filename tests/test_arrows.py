@@ -23,8 +23,9 @@ ALLOWED = {
     "_native": set[str](),  # the compiled extension
     "machine": {"errors", "execute", "_native"},
     "engine": {"errors", "files", "program", "families", "state", "execute"},
-    "lab": {"errors", "program", "machine"},
-    "serve": {"errors", "files", "execute", "engine"},
+    "bounds": {"program", "machine"},
+    "lab": {"errors", "program", "machine", "bounds"},
+    "serve": {"errors", "files", "program", "execute", "machine", "bounds", "engine"},
     "door": {"errors", "files", "engine"},
     "cli": {"door", "errors", "files", "program", "families", "state", "execute", "machine", "engine", "serve", "lab"},
     "__main__": {"cli"},

@@ -2,10 +2,10 @@
 
 import pytest
 
+from phaseline.bounds import Bounds, bounds
 from phaseline.families import model_program
 from phaseline.files.gguf import open_gguf
 from phaseline.lab.claims import LIMITS, Intervention, Timed, judge
-from phaseline.lab.regime import Bounds, bounds
 from phaseline.machine import Ceilings
 from phaseline.program.cost import decode_work, prefill_work
 from phaseline.program.ir import Program

@@ -8,10 +8,10 @@ import pytest
 
 import phaseline.engine.load
 from phaseline import SamplingParams, load
+from phaseline.bounds import bounds
 from phaseline.engine.engine import Engine
 from phaseline.errors import CapacityError
 from phaseline.lab.op_groups import group_bounds, op_groups
-from phaseline.lab.regime import bounds
 from phaseline.lab.steps import StepBench, StepSize, step_bench
 from phaseline.lab.systems.phaseline import PhaselineSystem
 from phaseline.machine import Ceilings

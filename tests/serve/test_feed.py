@@ -62,20 +62,20 @@ async def told(events: AsyncIterator[bytes]) -> Event:
 
 def test_a_hello_says_how_things_stand_and_frames_what_changes() -> None:
     async def job(story: Watched) -> None:
-        story.arrive(100, "cmpl-0123456789", prompt=8)
-        story.step(130, 10, prefill=[("cmpl-0123456789", 0, 6)], running=1, free_pages=[6, 2])
+        story.arrive(100, "cmpl-0123456abc-0", prompt=8)
+        story.step(130, 10, prefill=[("cmpl-0123456abc-0", 0, 6)], running=1, free_pages=[6, 2])
         events = story.feed.watch()
         name, hello = await told(events)
         assert name == "hello" and hello["model"] == "m" and hello["running"] == 1
         assert hello["t"] == 130 and hello["pages"] == [[2, 8], [0, 2]]
         (request,) = hello["requests"]
-        assert request["label"] == "456789" and request["prompt"] == 8 and request["n"] == 1
+        assert request["label"] == "456abc" and request["prompt"] == 8 and request["n"] == 1
         assert [request[moment] for moment in ("arrived", "admitted", "first", "ended")] == [100, 120, None, None]
 
         story.arrive(140, "cmpl-other", prompt=3)
-        story.step(150, 20, tokens("cmpl-0123456789", 7, cached=4), prefill=[("cmpl-0123456789", 6, 2)], waiting=1)
-        end = tokens("cmpl-0123456789", 8, end=FinishReason.STOP, cached=4)
-        story.step(158, 8, end, prefill=[("cmpl-other", 0, 3)], decode=[("cmpl-0123456789", 0)])
+        story.step(150, 20, tokens("cmpl-0123456abc-0", 7, cached=4), prefill=[("cmpl-0123456abc-0", 6, 2)], waiting=1)
+        end = tokens("cmpl-0123456abc-0", 8, end=FinishReason.STOP, cached=4)
+        story.step(158, 8, end, prefill=[("cmpl-other", 0, 3)], decode=[("cmpl-0123456abc-0", 0)])
         name, frame = await told(events)
         assert name == "frame" and frame["t"] == 158 and frame["skipped"] == 0
         assert frame["steps"] == [[150, 20, [[1, 6, 2]], []], [158, 8, [[2, 0, 3]], [1]]]
@@ -210,6 +210,13 @@ def test_over_http(server: Server) -> None:
         assert name == "hello" and hello["state"] == "ready" and hello["chunk"] == 512 and hello["requests"] == []
         name, frame = read_event(answer)
         assert name == "frame" and frame["running"] == 0 and frame["steps"] == []
+        body = {"model": "tiny", "prompt": ["sea", "the sea"], "max_tokens": 3, "ignore_eos": True}
+        made = server.ask("/v1/completions", body).json["id"]
+        told: dict[int, dict[str, Any]] = {}
+        while len([request for request in told.values() if request["reason"]]) < 2:
+            told |= {request["n"]: request for request in read_event(answer)[1]["requests"]}
+        assert [request["label"] for request in told.values()] == [made[-6:]] * 2  # one can find one's own
+        assert {request["tokens"] for request in told.values()} == {3}
     samples = server.ask("/metrics")
     assert samples.headers["content-type"].startswith("text/plain; version=0.0.4")
     assert b'phaseline_model_info{model="tiny"' in samples.body

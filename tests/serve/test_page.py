@@ -127,7 +127,9 @@ def test_an_answer_arrives_in_pieces_and_its_lane_is_drawn(chromium: Browser, ta
         expect(page.locator("#facts")).to_contain_text("1 thread")
         assert page.evaluate(PIXELS, "decode") == 0
         page.evaluate(LENGTHS)
-        ask(page, "Where is the sea? " * 40, 2000)
+        with page.expect_response("**/v1/chat/completions") as response:
+            ask(page, "Where is the sea? " * 40, 2000)
+        assert response.value.status == 200
         expect(page.locator("#spent")).to_contain_text("ended: length", timeout=30_000)
         text = page.locator("#answer").inner_text()
         assert text == (SAID * 2000)[: len(text)] and text.count("<script>") > 200
@@ -235,6 +237,19 @@ def test_all_of_it_can_be_read(chromium: Browser, talker: Server, width: int, sc
         expect(page.locator("#spent")).to_contain_text("ended: length")
         expect(page.locator("#decode-rate")).to_have_text(re.compile(r"\d"))
         assert page.evaluate(FLAWS) == []
+
+
+def test_rates_stand_beside_ceilings_where_they_are_known(chromium: Browser, talker: Server, model: Path) -> None:
+    with opened(chromium, talker) as page:
+        expect(page.locator("#decode-hint")).to_contain_text("ceiling not measured (serve with --ceilings)")
+        assert page.locator("#decode-bar").is_hidden()
+    with serving(model, "--ceilings") as server, opened(chromium, server) as page:
+        expect(page.locator("#prefill-hint")).to_have_text(re.compile(r"the ceiling of [\d,.]+ tok/s"))
+        ask(page, tokens=2000)
+        expect(page.locator("#decode-hint")).to_have_text(
+            re.compile(r"\d% of the ceiling of [\d,]+ tok/s at 1 stream$")
+        )
+        assert page.locator("#decode-bar i").evaluate("e => e.getBoundingClientRect().width") > 0
 
 
 def test_files_of_the_page_and_no_others(talker: Server) -> None:

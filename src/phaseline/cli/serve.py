@@ -34,6 +34,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     group.add_argument(
         "--restart", action=argparse.BooleanOptionalAction, default=True, help="an engine that dies (yes)"
     )
+    group.add_argument(
+        "--ceilings",
+        action="store_true",
+        help="measure at the start, in about a second, what this machine allows each phase; the live page shows it",
+    )
     add_serving_options(parser)
     parser.set_defaults(run=run)
 
@@ -52,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
         "idle_timeout",
         "drain_timeout",
         "restart",
+        "ceilings",
     )
     given = {name: value for name in names if (value := getattr(args, name)) is not None}
     keys = args.api_key or [key for key in [os.environ.get("PHASELINE_API_KEY")] if key]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from phaseline.lab.regime import NEAR, Bounds
+from phaseline.bounds import NEAR, Bounds
 
 _CLOSE = math.log(1.35)  # a time follows a resource if it changes like its bound, within this factor
 _NOISY = 0.1  # median deviation as a share of the time: more of it is told

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from phaseline.lab.regime import Bounds, flop_rate
+from phaseline.bounds import Bounds, flop_rate
 from phaseline.machine import Ceilings
 from phaseline.program.ir import Program
 from phaseline.program.ops import Cost, Op, Work

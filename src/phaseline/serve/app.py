@@ -56,7 +56,8 @@ def create_app(client: EngineClient, config: ServeConfig, tokenizer: Tokenizer) 
     app.router.redirect_slashes = False
     open_paths = (*_OPEN_PATHS, *(route.path for route in page))
     guarded = Guard(app, keys=config.api_keys, open_paths=open_paths, max_body=config.max_body)
-    return CountResponses(guarded, telemetry.metrics, frozenset(route.path for route in routes))
+    names = {route.path: "/" if route in page else route.path for route in routes}
+    return CountResponses(guarded, telemetry.metrics, names)
 
 
 class _Door:

@@ -25,6 +25,7 @@ class ServeConfig:
     idle_timeout: float = 60.0  # of a connection on which nothing moves
     drain_timeout: float = 30.0  # streams get so long to finish once the server is asked to stop
     restart: bool = True  # an engine process that dies
+    ceilings: bool = False  # measure, before serving, what the machine allows each phase
     max_body: int = 16 << 20
     max_unread: int = 1024  # answers that wait for a client who does not read; it is cut off beyond
 

@@ -99,7 +99,7 @@ class EngineClient:
         self._gone.clear()
         loop = asyncio.get_running_loop()
         self._transport, _ = await loop.create_unix_connection(lambda: _Link(self), sock=ours)
-        self._send(Load(self.config.model, dict(self.config.load)))
+        self._send(Load(self.config.model, dict(self.config.load), self.config.ceilings))
 
     def check(self) -> None:
         """Raise what `submit` would now of any request: Unavailable, or Overloaded where the queue is full."""

@@ -16,6 +16,7 @@ from phaseline.engine.load import load
 from phaseline.engine.types import Delta, FinishReason, Progress
 from phaseline.errors import PhaselineError
 from phaseline.execute.native import NativeExecutor
+from phaseline.serve.ceilings import phase_ceilings
 from phaseline.serve.compiling import Compiling, Job
 from phaseline.serve.errors import ProtocolError
 from phaseline.serve.messages import (
@@ -188,6 +189,7 @@ def facts_of(engine: Engine, command: Load) -> EngineFacts:
         kv_type=options.get("kv_type", "bf16"),
         policy=options.get("policy", "mixed"),
         itl_budget_ms=options.get("itl_budget_ms"),
+        ceilings=phase_ceilings(engine, options.get("kv_type", "bf16")) if command.ceilings else None,
     )
 
 

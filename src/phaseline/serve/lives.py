@@ -48,8 +48,9 @@ class Life:
 
     @property
     def label(self) -> str:
-        """The end of the id, enough to find one's own."""
-        return self.id[-_SHOWN:]
+        """The end of the id, enough to find one's own; without the number of the prompt among those of one body."""
+        whole, _, number = self.id.rpartition("-")
+        return (whole if whole and number.isdigit() else self.id)[-_SHOWN:]
 
     @property
     def tokens(self) -> int:

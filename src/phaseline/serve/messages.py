@@ -24,6 +24,7 @@ class Load(_Message, frozen=True):
 
     model: str
     options: dict[str, Any]
+    ceilings: bool = False  # measure what the machine allows, too
 
 
 class Submit(_Message, frozen=True):
@@ -50,6 +51,13 @@ class Loading(_Message, frozen=True):
     total: int
 
 
+class PhaseCeilings(msgspec.Struct, frozen=True):
+    """What this machine allows, in tokens a second: the program's costs over the measured ceilings."""
+
+    prefill: float  # of a whole chunk, at the start of a prompt
+    decode: list[tuple[int, float]]  # (streams, tokens of all of them), where there is next to nothing to attend to
+
+
 class EngineFacts(msgspec.Struct, frozen=True):
     """What a loaded engine is."""
 
@@ -64,6 +72,7 @@ class EngineFacts(msgspec.Struct, frozen=True):
     kv_type: str
     policy: str
     itl_budget_ms: float | None = None
+    ceilings: PhaseCeilings | None = None  # where they were asked for
 
 
 class Ready(_Message, frozen=True):

@@ -2,6 +2,7 @@
 
 import secrets
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -19,7 +20,8 @@ from phaseline.serve.messages import StepReport
 from phaseline.serve.metrics import MODEL_LABELS, Metrics
 from phaseline.serve.stream import Stream
 
-_TOLD = ("policy", "chunk", "max_running", "context", "page_size", "threads", "level")  # of the engine's facts
+# Of the engine's facts.
+_TOLD = ("policy", "chunk", "max_running", "context", "page_size", "threads", "level", "ceilings")
 
 
 class Telemetry:
@@ -72,15 +74,15 @@ class Telemetry:
 
 
 class CountResponses:
-    """Counts HTTP answers by route and status; paths that are no route of the app count as "other"."""
+    """Counts HTTP answers by status and by what `routes` calls their path; those it does not name are "other"."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, paths: frozenset[str]) -> None:
-        self._app, self._metrics, self._paths = app, metrics, paths
+    def __init__(self, app: ASGIApp, metrics: Metrics, routes: Mapping[str, str]) -> None:
+        self._app, self._metrics, self._routes = app, metrics, routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        route = scope["path"] if scope["path"] in self._paths else "other"
+        route = self._routes.get(scope["path"], "other")
 
         async def counting(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from phaseline.bounds import flop_rate
 from phaseline.errors import PhaselineError, RequestError
 from phaseline.lab.experiments.base import Progress
 from phaseline.lab.experiments.own import Own
 from phaseline.lab.experiments.sweep import Sweep, cell_row, decode_cell, measured, samples_of
 from phaseline.lab.fit import Line, fit_line
 from phaseline.lab.prompts import WORDS, Vocabulary
-from phaseline.lab.regime import flop_rate
 from phaseline.lab.systems.base import StreamSystem
 from phaseline.lab.wording import ms, ms_span, percent, rate, rough
 from phaseline.program.cost import decode_work, op_costs, step_cost

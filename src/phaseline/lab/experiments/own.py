@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
+from phaseline.bounds import Bounds, bounds
 from phaseline.errors import PhaselineError
 from phaseline.lab.experiments.phases import Cell as PhaseCell
 from phaseline.lab.experiments.sweep import Cell
-from phaseline.lab.regime import Bounds, bounds
 from phaseline.lab.systems.phaseline import PhaselineSystem
 from phaseline.machine import Ceilings, Machine
 from phaseline.program.cost import step_cost

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from phaseline.bounds import bounds
 from phaseline.errors import CapacityError, RequestError
 from phaseline.lab.drive import Job, drive
 from phaseline.lab.metrics import chunk_schedule, trace_metrics
 from phaseline.lab.records import provenance
-from phaseline.lab.regime import bounds
 from phaseline.lab.sparsity import Reading, chunk_wins, mean_reading, mixtures, reading
 from phaseline.lab.stats import interleave, median, spread
 from phaseline.lab.systems.phaseline import PhaselineSystem

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from phaseline.bounds import quantised
 from phaseline.errors import CapacityError, RequestError
 from phaseline.lab.claims import Claim, Intervention, Timed, judge
 from phaseline.lab.experiments.base import Progress
 from phaseline.lab.experiments.own import Own
 from phaseline.lab.experiments.sweep import LEAST_ROUNDS
 from phaseline.lab.op_groups import Floats, OpGroup, group_bounds, op_groups
-from phaseline.lab.regime import quantised
 from phaseline.lab.sparsity import Reading, allowed_win, mean_reading, reading
 from phaseline.lab.stats import interleave, median, spread
 from phaseline.lab.steps import StepBench, StepSize, step_bench

@@ -33,6 +33,7 @@ export class History {
     this.counts = [];     // {t, ttft, gaps}: bucket counts so far, one each second
     this.now = 0;
     this.began = null;    // when the first of it came
+    this.busy = false;    // whether there is work
   }
 
   /** Keeps of the requests that have not ended only those that a hello knows: others have ended unseen. */
@@ -50,6 +51,7 @@ export class History {
     if (frame.t === undefined) return;
     this.now = Math.max(this.now, frame.t);
     this.began ??= frame.t;
+    this.busy = frame.running + frame.waiting > 0;
     const [used, total] = frame.pages.reduce(([a, b], [x, y]) => [a + x, b + y], [0, 0]);
     this.samples.push({t: frame.t, waiting: frame.waiting, used, total});
     this.trim();

@@ -130,9 +130,15 @@ export class Lanes {
     pen.fillStyle = this.colours.grid;
     pen.fillRect(view.left, ENGINE - 1, view.right - view.left, 1);
     const seen = this.within(view, this.history.steps);
+    if (this.history.busy) this.blocks(pen, view, [this.underWay(view)], 0, ENGINE, "rule");
     for (const kind of ["prefill", "decode", "mixed"]) {
       this.blocks(pen, view, seen.filter((step) => step.kind === kind), 0, ENGINE, kind);
     }
+  }
+
+  /** The step that nothing is known of yet, but that there is work for it. */
+  underWay(view) {
+    return {start: this.history.steps.at(-1)?.end ?? this.history.now, end: view.edge};
   }
 
   /** Those of some spans, in order, that have something in the picture. */

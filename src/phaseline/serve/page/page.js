@@ -70,10 +70,10 @@ function rate(phase, ceiling, known) {
   const bar = at(`${phase}-bar`);
   bar.hidden = !ceiling;
   bar.firstElementChild.style.width = `${ceiling && now ? Math.min(100, 100 * now / ceiling) : 0}%`;
-  const while_ = now ? `${Math.round(100 * share)}% of the last second` : "none in the last second";
+  const spent = now ? `${Math.round(100 * share)}% of the last second` : "none in the last second";
   at(`${phase}-hint`).textContent = ceiling
-    ? `${while_}; ${now ? `${Math.round(100 * now / ceiling)}% of the` : "the"} ceiling ${known}`
-    : `${while_}; ceiling not measured (serve with --ceilings)`;
+    ? `${spent}; ${now ? `${Math.round(100 * now / ceiling)}% of the` : "the"} ceiling ${known}`
+    : `${spent}; ceiling not measured (serve with --ceilings)`;
 }
 
 function show() {

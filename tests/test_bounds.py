@@ -2,9 +2,9 @@
 
 import pytest
 
+from phaseline.bounds import Bounds, bounds
 from phaseline.families import model_program
 from phaseline.files.gguf import open_gguf
-from phaseline.lab.regime import Bounds, bounds
 from phaseline.machine import Ceilings
 from phaseline.program.cost import decode_work, op_costs, prefill_work, step_cost
 from phaseline.program.ir import Program

@@ -1,7 +1,6 @@
-"""Name the limit of a measured step: a claim with evidence, or "unknown".
+"""The least time that each resource allows a step, from the program's costs and the ceilings of the same run.
 
-The evidence here: the least time that each resource allows, from the program's costs and the ceilings of the same
-run. A limit is claimed where the largest of these bounds explains at least half of the time.
+A limit is named where the largest of these bounds explains at least half of a measured time; else it is "unknown".
 """
 
 from collections.abc import Sequence
@@ -23,6 +22,11 @@ class Bounds:
     compute: float
     bandwidth: float
     launch: float
+
+    @property
+    def seconds(self) -> float:
+        """What all of them allow."""
+        return max(self.compute, self.bandwidth, self.launch)
 
     def limit(self, seconds: float) -> tuple[str, float]:
         """(name, fraction): the tightest bound over the measured time, named if it is near enough."""
