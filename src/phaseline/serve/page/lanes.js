@@ -239,7 +239,7 @@ export class Lanes {
     if (!seen.length) return;
     const most = Math.max(...seen.map(value)), high = Math.max(1, most);
     this.name(pen, count(value(seen.at(-1))), top + 24, 13, "ink", 620);
-    const y = (s) => bottom - (STRIP - 4) * value(s) / high;
+    const y = (s) => bottom - (STRIP - 10) * value(s) / high;
     pen.beginPath();
     pen.moveTo(Math.max(view.left, view.x(seen[0].t)), bottom);
     for (let i = 0; i < seen.length; i++) {
@@ -253,7 +253,7 @@ export class Lanes {
     pen.globalAlpha = 0.3;
     pen.fill();
     pen.restore();
-    if (most > value(seen.at(-1))) this.note(pen, view.right - 4, top + 2, `most ${count(most)}`);
+    if (most > value(seen.at(-1))) this.note(pen, view.right - 4, top + 3, `most ${count(most)}`);
   }
 }
 
