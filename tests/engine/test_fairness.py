@@ -1,11 +1,8 @@
 """Who reads first: the shortest, but nobody is late for ever; priorities; and what a long queue costs."""
 
-import sys
 from collections.abc import Callable, Iterator
 from itertools import count, cycle
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +13,7 @@ from phaseline.engine.scheduler import Scheduler
 from phaseline.engine.sequence import Sequence
 from phaseline.engine.types import Request
 from phaseline.state.pages import PageTable
+from support.opcodes import opcodes
 from support.tiny import write_llama
 
 PAGE, CONTEXT = 16, 4096
@@ -203,25 +201,6 @@ def test_the_lowest_priority_gives_way_and_then_the_youngest() -> None:
             if sequence.full:
                 scheduler.finish(sequence)
     assert lost == ["low", "young"]
-
-
-def opcodes(call: Callable[[], object]) -> int:
-    """Instructions of Python that a call executes, comprehensions and generators included."""
-    executed = 0
-
-    def trace(frame: FrameType, event: str, arg: Any) -> Any:
-        nonlocal executed
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        executed += event == "opcode"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        call()
-    finally:
-        sys.settrace(before)
-    return executed
 
 
 @pytest.mark.parametrize("patience", [0, 10**6])

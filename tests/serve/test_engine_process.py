@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,77 +21,45 @@ from phaseline.serve.messages import (
     Abort,
     Close,
     Fatal,
-    FrameReader,
     Load,
     Loading,
     Ready,
-    StepReport,
     Submit,
     frame,
-    read_report,
     submit,
 )
+from support.wire import PARAMS, Wire
 
-PARAMS = SamplingParams(max_tokens=4, ignore_eos=True)
 LONG = SamplingParams(max_tokens=30000, ignore_eos=True)
 OPTIONS = {"threads": 1, "chunk": 16, "memory": 600 << 20}
 
 
-class Wire:
-    """The server's end of the socket, and the process at the other."""
+class WireToProcess(Wire):
+    """And the process at the other end."""
 
     def __init__(self, sock: socket.socket, process: "subprocess.Popen[bytes]") -> None:
-        self.sock, self.process = sock, process
-        self._reader = FrameReader()
-        self._reports: list[Any] = []
-
-    def send(self, command: Any) -> None:
-        self.sock.sendall(frame(command))
-
-    def report(self) -> Any:
-        while not self._reports:
-            piece = self.sock.recv(1 << 16)
-            assert piece, "the process is gone"
-            self._reports += map(read_report, self._reader.feed(piece))
-        return self._reports.pop(0)
-
-    def until(self, holds: Callable[[Any], bool]) -> list[Any]:
-        """All reports up to the first for which something holds."""
-        reports = [self.report()]
-        while not holds(reports[-1]):
-            reports.append(self.report())
-        return reports
-
-    def failure(self) -> Any:
-        """The next request that failed."""
-        return self.until(lambda r: isinstance(r, StepReport) and bool(r.failed))[-1].failed[0]
-
-    def generate(self, request_id: str) -> list[int]:
-        """Tokens of a small request, all of them."""
-        self.send(submit(Request(request_id, [50, 60, 70], PARAMS)))
-        reports = self.until(lambda r: any(d.request_id == request_id and d.finish_reason for d in r.deltas))
-        return [t for r in reports for d in r.deltas if d.request_id == request_id for t in d.token_ids]
+        super().__init__(sock)
+        self.process = process
 
     def exit_status(self) -> int:
         return self.process.wait(20)
 
 
 @contextmanager
-def wire() -> Iterator[Wire]:
+def wire() -> Iterator[WireToProcess]:
     """A process that waits for its first command."""
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-m", "phaseline.serve.engine_process", str(theirs.fileno())]
     with ours, subprocess.Popen(command, pass_fds=[theirs.fileno()]) as process:
         theirs.close()
-        ours.settimeout(20)
         try:
-            yield Wire(ours, process)
+            yield WireToProcess(ours, process)
         finally:
             process.kill()
 
 
 @pytest.fixture
-def loaded(tiny: Path) -> Iterator[Wire]:
+def loaded(tiny: Path) -> Iterator[WireToProcess]:
     with wire() as found:
         found.send(Load(str(tiny), OPTIONS))
         found.until(lambda r: isinstance(r, Ready))
@@ -133,14 +101,14 @@ def test_what_cannot_be_loaded_ends_it_with_the_reason(command: Any, kind: str) 
     [b"\x05\x00\x00\x00hello", (MAX_FRAME + 1).to_bytes(4, "little"), frame(Load("again", {}))],
     ids=["no message", "too long", "out of turn"],
 )
-def test_a_frame_that_makes_no_sense_ends_it_with_the_reason(loaded: Wire, junk: bytes) -> None:
+def test_a_frame_that_makes_no_sense_ends_it_with_the_reason(loaded: WireToProcess, junk: bytes) -> None:
     loaded.sock.sendall(junk)
     report = loaded.until(lambda r: isinstance(r, Fatal))[-1]
     assert report.kind == "ProtocolError"
     assert loaded.exit_status() == 2
 
 
-def test_malformed_requests_are_refused_and_others_served(loaded: Wire) -> None:
+def test_malformed_requests_are_refused_and_others_served(loaded: WireToProcess) -> None:
     expected = loaded.generate("first")
     draw = random.Random(0)
     junk = [None, True, -1, 2**63, 1.5, float("nan"), "text", b"bytes", [], [[]], ["a"], {}, {"a": 1}, {1: 2}]
@@ -160,13 +128,13 @@ def test_malformed_requests_are_refused_and_others_served(loaded: Wire) -> None:
     assert loaded.generate("again") == expected
 
 
-def test_a_prompt_beyond_the_context_is_refused(loaded: Wire) -> None:
+def test_a_prompt_beyond_the_context_is_refused(loaded: WireToProcess) -> None:
     loaded.send(submit(Request("r", [50] * 100_000, PARAMS)))
     failed = loaded.failure()
     assert (failed.request_id, failed.kind) == ("r", "CapacityError") and "100000 tokens" in failed.message
 
 
-def test_a_grammar_that_takes_long_to_compile_holds_up_nobody(loaded: Wire) -> None:
+def test_a_grammar_that_takes_long_to_compile_holds_up_nobody(loaded: WireToProcess) -> None:
     slow = Grammar("json_schema", '{"type": "integer", "multipleOf": 99991}')  # more than a second of it
     quick = Grammar("choice", '["he", "she"]')
     expected = loaded.generate("alone")
@@ -189,7 +157,7 @@ def test_a_grammar_that_takes_long_to_compile_holds_up_nobody(loaded: Wire) -> N
     assert [(f.request_id, f.kind) for f in failed] == [("bad", "RequestError")] and "regex" in failed[0].message
 
 
-def test_it_ends_while_a_grammar_is_compiled(loaded: Wire) -> None:
+def test_it_ends_while_a_grammar_is_compiled(loaded: WireToProcess) -> None:
     slow = Grammar("json_schema", '{"type": "integer", "multipleOf": 99991}')
     for name in "abc":
         loaded.send(submit(Request(name, [50], SamplingParams(grammar=slow))))
@@ -197,7 +165,7 @@ def test_it_ends_while_a_grammar_is_compiled(loaded: Wire) -> None:
     assert loaded.exit_status() == 0
 
 
-def test_an_id_in_use_is_refused_and_its_owner_goes_on(loaded: Wire) -> None:
+def test_an_id_in_use_is_refused_and_its_owner_goes_on(loaded: WireToProcess) -> None:
     loaded.send(submit(Request("r", [50], LONG)))
     loaded.until(lambda r: bool(r.deltas))
     loaded.send(submit(Request("r", [50], PARAMS)))
@@ -205,7 +173,7 @@ def test_an_id_in_use_is_refused_and_its_owner_goes_on(loaded: Wire) -> None:
     assert loaded.until(lambda r: bool(r.deltas))[-1].deltas[0].request_id == "r"
 
 
-def test_what_is_cancelled_is_not_compiled(loaded: Wire) -> None:
+def test_what_is_cancelled_is_not_compiled(loaded: WireToProcess) -> None:
     slow = Grammar("json_schema", '{"type": "integer", "multipleOf": 99991}')
     for name in "abcdef":
         loaded.send(submit(Request(name, [50], SamplingParams(grammar=slow, n=2))))
@@ -222,7 +190,7 @@ def test_what_is_cancelled_is_not_compiled(loaded: Wire) -> None:
     assert len(loaded.generate("again")) == 4
 
 
-def test_an_abort_gives_pages_back_by_the_next_step(loaded: Wire) -> None:
+def test_an_abort_gives_pages_back_by_the_next_step(loaded: WireToProcess) -> None:
     loaded.send(submit(Request("r", [50] * 20_000, PARAMS)))
     before = loaded.until(lambda r: bool(r.prefill))[-1]
     assert before.free_pages < before.pages
@@ -232,7 +200,7 @@ def test_an_abort_gives_pages_back_by_the_next_step(loaded: Wire) -> None:
     assert after.free_pages == after.pages and after.queued_prefill_tokens == 0
 
 
-def test_a_server_that_stands_still_loses_nothing(loaded: Wire) -> None:
+def test_a_server_that_stands_still_loses_nothing(loaded: WireToProcess) -> None:
     loaded.send(submit(Request("r", [50], SamplingParams(max_tokens=5000, ignore_eos=True))))
     time.sleep(1.0)  # far more reports than the socket holds
     reports = loaded.until(lambda r: any(d.finish_reason for d in r.deltas))
@@ -240,14 +208,14 @@ def test_a_server_that_stands_still_loses_nothing(loaded: Wire) -> None:
     assert all(len(r.deltas) == 1 for r in reports if r.decode)  # a report of each step
 
 
-def test_an_idle_engine_reports_once_in_a_while(loaded: Wire) -> None:
+def test_an_idle_engine_reports_once_in_a_while(loaded: WireToProcess) -> None:
     first, second = loaded.report(), loaded.report()
     assert (first.prefill, first.decode, first.running, first.waiting) == ([], [], 0, 0)
     assert 0.9 < (second.t_ns - first.t_ns) / 1e9 < 5
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_it_ends_when_the_server_is_gone(loaded: Wire, busy: bool) -> None:
+def test_it_ends_when_the_server_is_gone(loaded: WireToProcess, busy: bool) -> None:
     if busy:
         loaded.send(submit(Request("r", [50], LONG)))
         loaded.until(lambda r: bool(r.deltas))
@@ -255,7 +223,7 @@ def test_it_ends_when_the_server_is_gone(loaded: Wire, busy: bool) -> None:
     assert loaded.exit_status() == 1
 
 
-def test_signals_for_the_whole_group_do_not_end_it(loaded: Wire) -> None:
+def test_signals_for_the_whole_group_do_not_end_it(loaded: WireToProcess) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         os.kill(loaded.process.pid, number)
     assert len(loaded.generate("r")) == 4

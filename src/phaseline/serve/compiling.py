@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from phaseline.engine.constraint import Constraint
 
 _SWITCH_S = 1e-4  # that steps wait at most, each time they want Python back from a compilation
-_NICENESS = 10
+_NICENESS = 5  # a quarter of a core that the kernels want as well
 
 
 @dataclass(slots=True)

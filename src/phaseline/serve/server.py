@@ -1,6 +1,7 @@
 """`phaseline serve` from start to exit status: the engine's process, the socket, signals, drain."""
 
 import asyncio
+import gc
 import math
 import os
 import signal
@@ -56,6 +57,8 @@ class _Server:
             await self._client.close()
 
     async def _serve(self, door: "_Door") -> None:
+        gc.collect()
+        gc.freeze()  # to look through all modules and the vocabulary again would hold up every stream
         serving = asyncio.create_task(door.serve([self._sock]))
         keeping = asyncio.create_task(self._keep_engine())
         stopping = asyncio.create_task(self._stop.wait())
