@@ -12,11 +12,13 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from phaseline.engine.engine import Engine, Generation
     from phaseline.engine.load import load
-    from phaseline.engine.types import Request, SamplingParams
+    from phaseline.engine.types import Grammar, Request, SamplingParams
 
-__all__ = ["Engine", "Generation", "Request", "SamplingParams", "__version__", "load"]
+__all__ = ["Engine", "Generation", "Grammar", "Request", "SamplingParams", "__version__", "load"]
 
-_HOMES = {"Engine": "engine", "Generation": "engine", "load": "load", "Request": "types", "SamplingParams": "types"}
+_HOMES = {"Engine": "engine", "Generation": "engine", "load": "load"} | dict.fromkeys(
+    ("Grammar", "Request", "SamplingParams"), "types"
+)
 
 
 def __getattr__(name: str) -> Any:
