@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 from phaseline.engine.engine import Engine
 from phaseline.engine.memory import fit
 from phaseline.engine.policy import ItlBudget, policy_named
 from phaseline.engine.scheduler import Scheduler
+from phaseline.engine.step_cost import Reach, StepCost
 from phaseline.errors import FileFormatError, PhaselineError, RequestError, UnsupportedError
 from phaseline.execute.base import Executor
 from phaseline.execute.host import usable_cores
@@ -110,6 +112,8 @@ def load(
             )
     max_pages = -(-room.context // executor.page_size)
     table = PageTable(room.pages, executor.page_size, max_running, max_pages, program.state)
+    if itl_budget:
+        itl_budget = replace(itl_budget, cost=StepCost(Reach.of(program)))
     scheduler = Scheduler(
         table, context=room.context, chunk=chunk, max_running=max_running, policy=policy, itl_budget=itl_budget
     )

@@ -8,6 +8,7 @@ from phaseline.engine.step_cost import Estimate, StepCost, step_rows
 from phaseline.errors import RequestError, UnsupportedError
 from phaseline.program.step import Step
 
+_AIM = 0.85  # of a budget: the rest is for what passes between steps, and for those that take longer than estimated
 LEAST = 8  # rows of a full tile of the kernels: fewer cost more each, and a prompt must get on
 
 
@@ -64,10 +65,11 @@ class Allowance:
         """
         count = asked = min(wanted, self.rows)
         if self.estimate is not None:
-            within = min(self.estimate.rows_within(self.seconds, start, scored), asked)
-            count = min(asked, max(self.sure, math.floor(within)))
-            pairs = count * (start + (count + 1) / 2)
-            self.seconds -= self.estimate.seconds((0, 0, 0, count, count * scored, pairs))
+            within = self.estimate.most_rows(self.seconds, start, asked, scored)
+            count = min(asked, max(self.sure, within))
+            chunk = self.estimate.reach.chunk(start, count, count * scored)
+            self.seconds -= self.estimate.seconds(chunk)
+            self.estimate = self.estimate.beside(chunk)
             self.sure = max(0, self.sure - count)
         self.rows = self.rows - count if count == asked else 0
         return count
@@ -77,7 +79,8 @@ class Allowance:
 class ItlBudget:
     """Sizes the chunk of a mixed step so that the step, and with it the gap of each stream, takes at most `ms`.
 
-    What a step costs is learnt from the steps that ran. LEAST tokens of prompts are read in each, whatever they cost.
+    What a step costs is learnt from the steps that ran. LEAST tokens of prompts are read in each, whatever they cost;
+    chunks grow from there at most fourfold from one step to the next.
     """
 
     ms: float
@@ -92,4 +95,5 @@ class ItlBudget:
         if not decodes.segments:
             return Allowance(chunk)
         estimate = self.cost.estimate()
-        return Allowance(chunk, LEAST, self.ms / 1e3 - estimate.seconds(step_rows(decodes)), estimate)
+        spent = estimate.seconds(step_rows(decodes, self.cost.reach))
+        return Allowance(chunk, LEAST, _AIM * self.ms / 1e3 - spent, estimate)

@@ -1,60 +1,107 @@
 """What a step costs, learnt from the steps that ran. Seconds are given, never taken: no clock is needed to test it."""
 
 import math
-from collections import deque
-from dataclasses import dataclass
+from bisect import bisect_left
+from collections import Counter, deque
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from phaseline.program.cost import step_cost
+from phaseline.program.ir import Program
+from phaseline.program.ops import Attend
+from phaseline.program.ops.base import Span, Work
 from phaseline.program.step import Step
 
 _REMEMBERED = 64  # steps of each kind
 _PRIOR_ROW_S = 0.1  # what a prefill row costs before anything is known: far more than it will
-_CARE = 0.9  # quantile of the mixed steps that a cautious estimate covers
+_CARE = 0.97  # quantile of the mixed steps that a cautious estimate covers
 _MOST_CAUTION = 4.0  # however noisy the machine is, an estimate is not raised by more than this factor
+_LEAP = 4.0  # times the work of the largest chunk that was seen: an estimate of more is not trusted
 
 Rows = tuple[float, ...]
 
 
-def step_rows(step: Step) -> Rows:
-    """What a step's time depends on: 1, decode rows, the positions they read, prefill rows, those of them that get
-    logits, and the pairs of positions that they attend over. A segment of one row is decode, whoever asked for it."""
-    rows = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+@dataclass(frozen=True)
+class Reach:
+    """How far back a program's rows read, and what that weighs.
+
+    `shares`: of the FLOPs of its attention, by window (None: all positions before). `pair`: FLOPs of a pair of
+    positions over those of a row by itself. What carries a state instead costs a row the same at any depth.
+    """
+
+    shares: tuple[tuple[int | None, float], ...] = ((None, 1.0),)
+    pair: float = 0.0
+
+    @classmethod
+    def of(cls, program: Program) -> "Reach":
+        """From the costs that the program's operations state: a second position is what one pair more costs."""
+        one, two = Work([Span(0, 1, 0)]), Work([Span(1, 1, 0)])
+        pairs: Counter[int | None] = Counter()
+        for op in program.ops:
+            pairs[op.window if isinstance(op, Attend) else None] += op.cost(two).flops - op.cost(one).flops  # type: ignore[assignment]
+        total = pairs.total()
+        shares = tuple((window, flops / total) for window, flops in pairs.items() if flops)
+        return cls(shares, total / step_cost(program, one).flops)
+
+    def pairs(self, start: int, rows: int) -> float:
+        """Pairs of positions that rows from `start` on attend over, within windows, a mean over all attention."""
+        span = Span(start, rows, 0)
+        return sum(share * span.pairs(window) for window, share in self.shares)
+
+    def chunk(self, start: int, rows: int, wanted: int = 0) -> Rows:
+        """A prefill chunk's part of `step_rows`."""
+        pairs = self.pairs(start, rows)
+        return 0.0, 0.0, 0.0, rows + self.pair * pairs, float(wanted), pairs
+
+
+def step_rows(step: Step, reach: Reach) -> Rows:
+    """What a step's time depends on: 1, decode rows, the positions they read, the work of prefill rows, those of them
+    that get logits, and the pairs of positions that they attend over.
+
+    Work is rows, and pairs as many as weigh the same: what pairs cost beyond that is learnt when there are many. A
+    segment of one row is decode, whoever asked for it.
+    """
+    parts: list[Rows] = [(1.0, 0.0, 0.0, 0.0, 0.0, 0.0)]
     for segment in step.segments:
-        count = len(segment.tokens)
+        start, count = segment.start, len(segment.tokens)
         if count == 1:
-            rows[1] += 1
-            rows[2] += segment.start + 1
+            parts.append((0.0, 1.0, reach.pairs(start, 1), 0.0, 0.0, 0.0))
         else:
-            rows[3] += count
-            rows[4] += segment.wanted
-            rows[5] += count * (segment.start + (count + 1) / 2)
-    return tuple(rows)
+            parts.append(reach.chunk(start, count, segment.wanted))
+    return tuple(map(sum, zip(*parts, strict=True)))
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds of a step, linear in `step_rows`, none of whose costs is negative; raised by `caution` for its noise."""
+    """Seconds of a step, linear in `step_rows`, none of whose costs is negative; raised by `caution` for its noise.
+
+    `trusted`: the work up to which the cost of chunks can be told from those that were seen.
+    """
 
     costs: Rows
     caution: float
+    reach: Reach = field(default_factory=Reach)
+    trusted: float = math.inf
 
     def seconds(self, rows: Rows) -> float:
         """Seconds that a step is expected to stay below."""
         return self.caution * math.fsum(cost * amount for cost, amount in zip(self.costs, rows, strict=True))
 
-    def rows_within(self, seconds: float, start: int, scored: bool = False) -> float:
-        """Most prefill rows, of a prompt read up to `start`, that add no more than so many seconds to a step.
+    def most_rows(self, seconds: float, start: int, most: int, scored: bool = False) -> int:
+        """Most prefill rows, up to `most`, of a prompt read up to `start`, that are trusted to add no more than so many
+        seconds to a step."""
 
-        n rows cost n * row + pair * n * (start + (n + 1) / 2): the root of that in the form that does not cancel.
-        """
-        pair = self.caution * self.costs[5]
-        row = self.caution * (self.costs[3] + self.costs[4] * scored) + pair * (start + 0.5)
-        if seconds <= 0:
-            return 0.0
-        slowness = row + math.sqrt(row * row + 2 * pair * seconds)
-        return 2 * seconds / slowness if slowness else math.inf
+        def too_many(rows: int) -> bool:
+            chunk = self.reach.chunk(start, rows, rows * scored)
+            return chunk[3] > self.trusted or self.seconds(chunk) > seconds
+
+        return bisect_left(range(1, most + 1), True, key=too_many) if seconds > 0 else 0
+
+    def beside(self, chunk: Rows) -> "Estimate":
+        """The same for a step that has this chunk already."""
+        return replace(self, trusted=max(0.0, self.trusted - chunk[3]))
 
 
 class StepCost:
@@ -64,15 +111,19 @@ class StepCost:
     up hardly counts, since no estimate is further off than all of it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, reach: Reach | None = None) -> None:
+        self.reach = Reach() if reach is None else reach
         self._steps: dict[tuple[bool, bool], deque[Rows]] = {}  # each divided by the seconds it took
+        self._works: deque[float] = deque(maxlen=_REMEMBERED)  # of the last steps that read prompts
 
     def observe(self, step: Step, seconds: float) -> None:
         """A step took so many seconds."""
-        rows = step_rows(step)
+        rows = step_rows(step, self.reach)
         kind = bool(rows[1]), bool(rows[3])
         if seconds > 0:
             self._steps.setdefault(kind, deque(maxlen=_REMEMBERED)).append(tuple(amount / seconds for amount in rows))
+            if rows[3]:
+                self._works.append(rows[3])
 
     def estimate(self) -> Estimate:
         """The cost as far as it is known. Before anything is, a prefill row costs far more than it will."""
@@ -84,7 +135,7 @@ class StepCost:
         if mixed:
             estimated = np.quantile(np.array(mixed) @ costs, 1 - _CARE)  # over measured: low where a step was slow
             caution = min(max(1.0, 1 / max(float(estimated), 1 / _MOST_CAUTION)), _MOST_CAUTION)
-        return Estimate(tuple(costs.tolist()), caution)
+        return Estimate(tuple(costs.tolist()), caution, self.reach, _LEAP * max(self._works, default=0.0))
 
 
 def _fit(seen: NDArray[np.float64]) -> NDArray[np.float64]:

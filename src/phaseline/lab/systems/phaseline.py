@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from phaseline.engine.engine import Engine
 from phaseline.engine.policy import ItlBudget
+from phaseline.engine.step_cost import Reach, StepCost
 from phaseline.engine.types import Delta, Request, SamplingParams
 from phaseline.errors import CapacityError, PhaselineError, UnsupportedError
 from phaseline.execute.native import NativeExecutor
@@ -50,7 +51,8 @@ class PhaselineSystem:
             raise CapacityError(f"chunk = {chunk}: the engine was loaded for chunks of at most {most}")
         self.executor.mode = "chunk" if mode == "walk" else mode
         self._engine.scheduler.chunk = chunk
-        self._engine.scheduler.itl_budget = None if itl_budget_ms is None else ItlBudget(itl_budget_ms)
+        cost = StepCost(Reach.of(self.executor.program))
+        self._engine.scheduler.itl_budget = None if itl_budget_ms is None else ItlBudget(itl_budget_ms, cost)
 
     def start(self, stream: int, prompt: Sequence[int], max_tokens: int) -> None:
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=0)
