@@ -324,6 +324,19 @@ def test_what_can_not_be_followed_is_refused_with_the_reason(name: str) -> None:
     assert len(str(refusal.value)) < 400 and "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("text", ["é", "abé", "a\x01b", "ab"])
+def test_what_the_vocabulary_can_not_spell_is_refused_at_once(text: str) -> None:
+    tokens = ["<s>", "</s>", "<unk>", "▁", "a", "b"]  # no bytes
+    meta = tiny_spm_metadata(tokens=tokens, scores=[0.0] * 6, token_type=[3, 3, 2, 1, 1, 1])
+    tokenizer = Tokenizer.from_metadata(meta)
+    choice, grammars = Grammar("choice", json.dumps([text])), Grammars(tokenizer)
+    if text == "ab":
+        assert spelt(tokenizer, wander(tokenizer, start(grammars, choice), 0)[0]) == text
+    else:
+        with pytest.raises(RequestError, match="nothing that this model's vocabulary can spell matches it"):
+            start(grammars, choice)
+
+
 WRAPS = {
     "allOf": ('{"allOf":[', "]}"),
     "anyOf": ('{"anyOf":[', ',{"type":"null"}]}'),

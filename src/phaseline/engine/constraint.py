@@ -148,7 +148,8 @@ class _Spelling:
                 pass
             if b"".join(self._spelt[id] for id in ids) == wanted:
                 return ids
-        return self.fallback(text)
+        ids = self.fallback(text)
+        return ids if b"".join(self._spelt[id] for id in ids) == wanted else []
 
 
 def _refusal(kind: str, reason: str) -> RequestError:
