@@ -23,6 +23,10 @@ def gauge(server: Server, name: str) -> int:
     return int(found[0])
 
 
+def open_files(server: Server) -> int:
+    return len(os.listdir(f"/proc/{server.process.pid}/fd"))
+
+
 def idle(server: Server) -> bool:
     return gauge(server, "requests_running") == gauge(server, "requests_waiting") == 0
 
@@ -52,6 +56,7 @@ def test_a_client_who_leaves_in_the_midst_of_several_prompts_cancels_all(server:
 
 def test_a_client_who_does_not_read_is_cut_off_and_nobody_waits_for_him(tiny: Path) -> None:
     with serving(tiny, "--idle-timeout", "1") as server:
+        before = open_files(server)
         with closing(socket.socket()) as slow:
             slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             slow.connect(server.address)
@@ -62,6 +67,7 @@ def test_a_client_who_does_not_read_is_cut_off_and_nobody_waits_for_him(tiny: Pa
             for _ in range(20):
                 assert server.ask("/v1/completions", SHORT).status == 200
             eventually(lambda: idle(server))
+            eventually(lambda: open_files(server) == before)  # his connection is gone, though he holds his end open
         assert 'phaseline_requests_ended_total{reason="abort"} 1\n' in server.ask("/metrics").body.decode()
         assert server.ask("/v1/completions", SHORT).status == 200
 

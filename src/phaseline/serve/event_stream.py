@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
-from starlette.types import Send
+from starlette.types import Message, Send
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -30,17 +30,20 @@ class EventStream:
         if not self.begun:
             self.begun = True
             await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-        self._waits_since = self._loop.time()
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
-        self._waits_since = None
+        await self._body({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self) -> None:
         """Nothing follows."""
-        await self._send({"type": "http.response.body"})
+        await self._body({"type": "http.response.body"})
 
     def close(self) -> None:
         """Look no further; to be called whatever happened."""
         self._timer.cancel()
+
+    async def _body(self, message: Message) -> None:
+        self._waits_since = self._loop.time()
+        await self._send(message)
+        self._waits_since = None
 
     def _look(self) -> None:
         waits = 0.0 if self._waits_since is None else self._loop.time() - self._waits_since

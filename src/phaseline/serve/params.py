@@ -28,7 +28,7 @@ def completion_params(body: CompletionBody) -> SamplingParams:
 
 def chat_params(body: ChatBody, *, context: int) -> SamplingParams:
     """Settings of `/v1/chat/completions`; without a limit an answer may fill the `context`."""
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise refused("top_logprobs", "needs logprobs to be true")
     for name, value in (("functions", body.functions), ("chat_template", body.chat_template)):
         if value is not None:

@@ -34,7 +34,7 @@ def run(config: ServeConfig) -> None:
 
     Raises a PhaselineError for what can't be served, and where the engine's process can't be kept alive.
     """
-    with _bound(config.host, config.port) as sock:
+    with _bound(config.host, config.port, config.idle_timeout) as sock:
         asyncio.run(_Server(config, sock).run())
 
 
@@ -145,12 +145,16 @@ def _summary(config: ServeConfig, facts: EngineFacts) -> str:
     )
 
 
-def _bound(host: str, port: int) -> socket.socket:
-    """A socket bound to an address. PhaselineError if that can't be had."""
+def _bound(host: str, port: int, patience: float) -> socket.socket:
+    """A socket bound to an address; its connections are lost when a peer takes nothing for `patience` seconds.
+
+    PhaselineError if the address can't be had.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         sock = socket.socket(family, kind, protocol)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(1e3 * patience))
         sock.bind(address)
         sock.listen(_BACKLOG)  # before this another server could bind to the same port
     except OSError as error:
