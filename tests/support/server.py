@@ -16,6 +16,12 @@ from support.command import COMMAND, ENVIRONMENT
 
 LIMIT_S = 60.0  # far beyond what anything here takes
 
+# Runs Python with the arguments in this process's stead, to be killed with its parent (PR_SET_PDEATHSIG is 1): a server
+# does not outlive tests that are killed.
+_MORTAL = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+)
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -92,7 +98,8 @@ class Server:
 @contextmanager
 def serving(model: Path | str, *options: str, ready: bool = True) -> Iterator[Server]:
     """A server of a model on a free port, ready unless told otherwise; stopped with what it runs at the end."""
-    command = [*COMMAND, "serve", str(model), "--port", "0", "--threads", "1", *options]
+    python, *arguments = COMMAND
+    command = [python, "-c", _MORTAL, *arguments, "serve", str(model), "--port", "0", "--threads", "1", *options]
     pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen(command, env=ENVIRONMENT, encoding="utf-8", **pipes) as process:
         try:
