@@ -226,6 +226,7 @@ def test_a_budget_changes_the_chunks_and_no_answer(model: Path) -> None:
             deltas += engine.step()
         if engine.scheduler.itl_budget:
             estimate = engine.scheduler.itl_budget.cost.estimate()
+            assert estimate.reach == Reach.of(engine.executor.program)
             assert 4 * LEAST <= estimate.most_rows(1.0, 0, 1000) < 8 * LEAST, "nothing was learnt"
         engine.close()
         return chunks, [(d.request_id, d.token_ids, d.logprobs) for d in sorted(deltas, key=lambda d: d.request_id)]

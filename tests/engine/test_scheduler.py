@@ -248,6 +248,17 @@ def test_a_prompt_is_prefilled_once_for_all_its_completions() -> None:
     assert len({tuple(s.tokens) for s in sequences}) == 3
 
 
+def test_cached_tokens_count_once_for_all_completions_and_not_again_on_resuming() -> None:
+    loop = make(pages=6, chunk=64)
+    loop.scheduler.add(request("before", 9, max_tokens=1))
+    loop.run()
+    sequences = loop.scheduler.add(request("a", 9, max_tokens=9, n=2))
+    loop.run()
+    assert loop.scheduler.preemptions > 0
+    assert [sequence.cached for sequence in sequences] == [8, 8]
+    assert loop.scheduler.cached_tokens == 8
+
+
 @pytest.mark.parametrize("prompt_logprobs", [None, 0])
 @pytest.mark.parametrize("n", [1, 2])
 def test_no_tokens_asked_for_ends_with_the_prefill(n: int, prompt_logprobs: int | None) -> None:
