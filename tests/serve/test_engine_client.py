@@ -1,6 +1,7 @@
 """EngineClient over a real engine process: what it streams is what an engine in this process says."""
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -129,6 +130,46 @@ def test_leaving_a_stream_cancels_its_request(tiny: Path) -> None:
         while (report := await reports.get()).running:
             pass
         assert report.free_pages == report.pages
+
+    with_client(tiny, job)
+
+
+def test_who_leaves_at_any_moment_harms_nobody(tiny: Path) -> None:
+    draw = random.Random(0)
+    requests = [
+        Request(
+            f"r{i}", PROMPT[: 20 + i % 40], params(draw.randrange(1, 60), seed=i, n=1 + i % 3 // 2), progress=i % 2 > 0
+        )
+        for i in range(80)
+    ]
+    with load(tiny, threads=1) as engine:
+        expected = {
+            r.id: engine.generate([r.prompt], r.params)[0]
+            for r in requests
+            if int(r.id[1:]) % 4 == 0 and r.params.n == 1
+        }
+
+    async def visit(client: EngineClient, request: Request) -> None:
+        await asyncio.sleep(draw.random() / 5)
+        if request.id in expected:
+            assert tokens(await read(client, request)) == expected[request.id].token_ids
+            return
+        task = asyncio.create_task(read(client, request))
+        await asyncio.sleep(draw.random() / 5)
+        if draw.random() < 0.5:
+            client.abort(request.id)
+        else:
+            task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    async def job(client: EngineClient) -> None:
+        reports: asyncio.Queue[StepReport] = asyncio.Queue()
+        await asyncio.gather(*(visit(client, request) for request in requests))
+        assert client.in_flight == client.admission.backlog == client.admission.waiting == 0
+        client.watch(reports.put_nowait)
+        while (report := await reports.get()).running or report.waiting:
+            pass
+        assert report.free_pages == report.pages and report.queued_prefill_tokens == 0
 
     with_client(tiny, job)
 
