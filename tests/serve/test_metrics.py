@@ -1,6 +1,8 @@
 """/metrics: what known reports come to, in Prometheus's format."""
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -148,6 +150,13 @@ def test_a_lost_engine_takes_its_requests_with_it() -> None:
     for life in story.lives.lost(5 * MS):
         story.metrics.ended(life)
     assert samples_of(story)["requests_ended_total", "error"] == 1 and not list(story.lives)
+
+
+def test_every_name_is_explained() -> None:
+    names = [line.split()[2] for line in Story().metrics.text(MODEL).splitlines() if line.startswith("# TYPE")]
+    told = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+    assert len(names) > 15
+    assert [name for name in names if not re.search(rf"^\| `{name}[`{{]", told, re.MULTILINE)] == []
 
 
 def test_names_may_hold_anything() -> None:
