@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from phaseline.serve.feed import Feed
 from phaseline.serve.lives import Seen
 from phaseline.serve.messages import Failed, StepReport
 from support.serve_story import MS, SECRET, Story, tokens
-from support.server import Server
+from support.server import Server, serving
 
 Event = tuple[str, dict[str, Any]]
 
@@ -220,6 +221,17 @@ def test_over_http(server: Server) -> None:
     samples = server.ask("/metrics")
     assert samples.headers["content-type"].startswith("text/plain; version=0.0.4")
     assert b'phaseline_model_info{model="tiny"' in samples.body
+
+
+def test_a_server_that_stops_ends_the_streams_of_those_who_watch(tiny: Path) -> None:
+    with serving(tiny) as server, closing(server.connect()) as connection:
+        connection.request("GET", "/live")
+        answer = connection.getresponse()
+        assert read_event(answer)[1]["state"] == "ready"
+        assert server.stop() == 0
+        *_, last = answer.read().rstrip(b"\n").split(b"\n\n")  # raises unless the stream came to its end
+        assert parsed(last + b"\n\n")[1]["state"] == "draining"
+        assert server.process.communicate()[1] == ""
 
 
 def read_event(answer: http.client.HTTPResponse) -> Event:
