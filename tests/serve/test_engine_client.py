@@ -83,6 +83,22 @@ def test_progress_of_a_prompt_is_told_chunk_by_chunk(tiny: Path) -> None:
     with_client(tiny, job)
 
 
+def test_a_stream_knows_when_its_steps_were(tiny: Path) -> None:
+    async def job(client: EngineClient) -> None:
+        reports: list[StepReport] = []
+        client.watch(reports.append)
+        async with client.submit(Request("r", PROMPT, params(5))) as stream:
+            assert stream.began_ns == stream.first_ns == stream.last_ns == 0
+            assert [item async for item in stream]
+        steps = [r for r in reports if r.prefill or r.decode]
+        ends = [r.t_ns for r in steps if r.deltas]
+        assert (stream.first_ns, stream.last_ns) == (ends[0], ends[-1])
+        assert stream.began_ns == steps[0].t_ns - int(steps[0].seconds * 1e9)
+        assert stream.accepted_ns <= stream.began_ns < steps[0].t_ns < stream.first_ns < stream.last_ns
+
+    with_client(tiny, job)
+
+
 def test_reports_account_for_every_row_and_token(tiny: Path) -> None:
     async def job(client: EngineClient) -> None:
         reports: list[StepReport] = []

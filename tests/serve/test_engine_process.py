@@ -223,6 +223,13 @@ def test_it_ends_when_the_server_is_gone(loaded: WireToProcess, busy: bool) -> N
     assert loaded.exit_status() == 1
 
 
+def test_it_does_not_go_on_loading_for_nobody(tiny: Path) -> None:
+    with wire() as found:
+        found.send(Load(str(tiny), OPTIONS))
+        found.sock.close()
+        assert found.exit_status() == 1
+
+
 def test_signals_for_the_whole_group_do_not_end_it(loaded: WireToProcess) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         os.kill(loaded.process.pid, number)
