@@ -71,6 +71,8 @@ FLAWS = """() => {
   return found;
 }"""
 
+expect.set_options(timeout=30_000)  # far beyond what anything here takes
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -125,19 +127,20 @@ def test_an_answer_arrives_in_pieces_and_its_lane_is_drawn(chromium: Browser, ta
         expect(page.locator("#link")).to_have_text("live")
         expect(page.locator("h1")).to_have_text("parrot")
         expect(page.locator("#facts")).to_contain_text("1 thread")
+        page.click("text=60 s")
         assert page.evaluate(PIXELS, "decode") == 0
         page.evaluate(LENGTHS)
         with page.expect_response("**/v1/chat/completions") as response:
             ask(page, "Where is the sea? " * 40, 2000)
         assert response.value.status == 200
-        expect(page.locator("#spent")).to_contain_text("ended: length", timeout=30_000)
+        expect(page.locator("#spent")).to_contain_text("ended: length")
         text = page.locator("#answer").inner_text()
         assert text == (SAID * 2000)[: len(text)] and text.count("<script>") > 200
         assert len([n for n in page.evaluate("[...lengths]") if 0 < n < len(text)]) >= 2
         assert page.locator("#answer *").count() == 0 and page.evaluate("window.hacked") is None
         spent = page.locator("#spent").inner_text()
         assert re.search(r"^TTFT [\d.,]+ m?s · [\d.,]+ tok/s · worst gap .* · 2,000 tokens · prompt of \d+", spent)
-        eventually(lambda: page.evaluate(PIXELS, "decode") > 200 and page.evaluate(PIXELS, "prefill") > 0)
+        eventually(lambda: page.evaluate(PIXELS, "decode") > 50 and page.evaluate(PIXELS, "prefill") > 0)
         expect(page.locator("#lanes")).to_have_attribute("aria-label", re.compile(r"1 request drawn"))
         expect(page.locator("#gaps .told")).to_contain_text("1,999 gaps")
         expect(page.locator("#ttft .told")).to_contain_text("of 1 request in the last minute")
@@ -194,7 +197,7 @@ def test_it_outlives_a_server_and_an_engine(chromium: Browser, model: Path) -> N
         assert first.stop() == 0
         expect(page.locator("#link")).to_contain_text("connection lost")
         with serving(model, "--port", str(first.address[1])) as second:
-            expect(page.locator("#link")).to_have_text("live again: the server was restarted", timeout=30_000)
+            expect(page.locator("#link")).to_have_text("live again: the server was restarted")
             expect(page.locator("#ttft .told")).to_have_text("No request yet.")
             ask(page)
             expect(page.locator("#spent")).to_contain_text("ended: length")
@@ -202,7 +205,7 @@ def test_it_outlives_a_server_and_an_engine(chromium: Browser, model: Path) -> N
             (engine,) = second.children
             os.kill(engine, signal.SIGKILL)
             expect(page.locator("#link")).to_have_text(re.compile("model is being loaded|engine has ended"))
-            expect(page.locator("#link")).to_have_text("live", timeout=30_000)
+            expect(page.locator("#link")).to_have_text("live")
             assert second.children != [engine]
             ask(page)
             expect(page.locator("#spent")).to_contain_text("ended: length")
