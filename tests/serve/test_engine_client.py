@@ -138,14 +138,17 @@ def test_a_request_that_cannot_be_served_is_refused_at_once(tiny: Path) -> None:
 
 def test_leaving_a_stream_cancels_its_request(tiny: Path) -> None:
     async def job(client: EngineClient) -> None:
+        reports: asyncio.Queue[StepReport] = asyncio.Queue()
+        client.watch(reports.put_nowait)
         async with client.submit(Request("r", PROMPT, params(20000))) as stream:
             await anext(stream)
         assert client.in_flight == 0
-        reports: asyncio.Queue[StepReport] = asyncio.Queue()
-        client.watch(reports.put_nowait)
-        while (report := await reports.get()).running:
-            pass
-        assert report.free_pages == report.pages
+        ended: list[FinishReason] = []
+        while not ended:
+            report = await reports.get()
+            ended = [delta.finish_reason for delta in report.deltas if delta.finish_reason]
+        assert ended == [FinishReason.ABORT]
+        assert report.running == 0 and report.free_pages == report.pages
 
     with_client(tiny, job)
 

@@ -138,9 +138,12 @@ def test_restarting_can_be_declined(tiny: Path) -> None:
         assert server.process.wait(20) == 2
 
 
-def test_the_engine_ends_with_a_server_that_is_killed(tiny: Path) -> None:
+@pytest.mark.parametrize("stuck", [False, True])
+def test_the_engine_ends_with_a_server_that_is_killed(tiny: Path, stuck: bool) -> None:
     with serving(tiny) as server, streaming(server, 30000):
         engine = engine_of(server)
+        if stuck:  # in a step that takes for ever
+            os.kill(engine, signal.SIGSTOP)
         server.process.kill()
         eventually(lambda: not alive(engine))
 
