@@ -3,6 +3,7 @@
 import asyncio
 import http.client
 import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from phaseline.serve.feed import Feed
 from phaseline.serve.lives import Seen
 from phaseline.serve.messages import Failed, StepReport
 from support.serve_story import MS, SECRET, Story, tokens
-from support.server import Server, serving
+from support.server import Server, eventually, serving
 
 Event = tuple[str, dict[str, Any]]
 
@@ -221,6 +222,26 @@ def test_over_http(server: Server) -> None:
     samples = server.ask("/metrics")
     assert samples.headers["content-type"].startswith("text/plain; version=0.0.4")
     assert b'phaseline_model_info{model="tiny"' in samples.body
+
+
+def test_nobody_is_shown_who_has_left(server: Server) -> None:
+    ended = ended_requests(server)
+    body = {"model": "tiny", "prompt": "the sea", "max_tokens": 30_000, "ignore_eos": True, "stream": True, "n": 2}
+    for read in (0, 1, 4):
+        with closing(server.connect()) as connection:
+            connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            for _ in range(read):
+                answer.readline()
+    eventually(lambda: ended_requests(server) == ended + 3)
+    with closing(server.connect()) as connection:
+        connection.request("GET", "/live")
+        assert read_event(connection.getresponse())[1]["requests"] == []
+
+
+def ended_requests(server: Server) -> int:
+    text = server.ask("/metrics").body.decode()
+    return sum(int(count) for count in re.findall(r"requests_ended_total{.*} (\d+)", text))
 
 
 def test_a_server_that_stops_ends_the_streams_of_those_who_watch(tiny: Path) -> None:
