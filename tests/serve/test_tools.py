@@ -14,6 +14,7 @@ TEMPLATE = (
     "{% if tools %}Call with <tool_call>, of {{ tools | tojson }}\n{% endif %}"
     "{% for m in messages %}{{ m.role }}: {{ m.content }}{% if m.tool_calls %}"
     "{% for c in m.tool_calls %}{{ c.function.arguments.city }}!{% endfor %}{% endif %}\n{% endfor %}"
+    "{% if enable_thinking %}<think>{% endif %}"
 )
 SAYS = (
     "Well: ",
@@ -117,6 +118,16 @@ def test_templates_see_tools_and_arguments_as_objects(parrot: Server) -> None:
         call["function"] = {"name": "weather", "arguments": arguments}
         answer = parrot.ask("/v1/chat/completions", {"messages": messages})
         assert answer.status == 400 and "arguments" in answer.json["error"]["param"]
+
+
+def test_variables_of_the_template_can_be_set(parrot: Server) -> None:
+    def prompt_tokens(path: str, **more: Any) -> int:
+        answer = parrot.ask(path, {"messages": ASKED["messages"], **more}).json
+        return int(answer["usage"]["prompt_tokens"] if "usage" in answer else answer["count"])
+
+    for path in ("/tokenize", "/v1/chat/completions"):
+        thinking = prompt_tokens(path, chat_template_kwargs={"enable_thinking": True})
+        assert thinking == prompt_tokens(path) + len("<think>")
 
 
 def test_tools_do_not_go_with_a_format(parrot: Server) -> None:

@@ -66,24 +66,32 @@ class Metrics:
         )
         self._step = Histogram("phaseline_step_seconds", "Time of a step, by what it computed.", BOUNDS, "phase")
         self._preemptions = 0  # as the engine last counted them
+        self._latest: StepReport | None = None
 
     def add(self, report: StepReport, seen: Seen) -> None:
         """One report of the engine, and what it changed of the requests' lives."""
+        self._latest = report
+        if kind := phase(report):
+            self._step.observe(report.seconds, kind)
+        if report.prefill:
+            self._prefill.add(sum(count for _, _, count in report.prefill))
+        if report.decode:
+            self._decode.add(len(report.decode))
+        if report.preemptions != self._preemptions:
+            known = self._preemptions if report.preemptions > self._preemptions else 0  # a new engine begins at 0
+            self._preempted.add(report.preemptions - known)
+            self._preemptions = report.preemptions
+        self._generated.add(sum(len(delta.token_ids) for delta in report.deltas))
+        self._follow(seen)
+
+    def _measure(self, report: StepReport) -> None:
+        """Gauges, of the latest report."""
         self._running.set(report.running)
         self._waiting.set(report.waiting)
         self._queued.set(report.queued_prefill_tokens)
         for group, (pages, free) in enumerate(zip(report.pages, report.free_pages, strict=True)):
             self._pages.set(pages, str(group))
             self._used.set(pages - free, str(group))
-        if kind := phase(report):
-            self._step.observe(report.seconds, kind)
-            self._prefill.add(sum(count for _, _, count in report.prefill))
-            self._decode.add(len(report.decode))
-        known = self._preemptions if report.preemptions >= self._preemptions else 0  # of a new engine: it begins at 0
-        self._preempted.add(report.preemptions - known)
-        self._preemptions = report.preemptions
-        self._generated.add(sum(len(delta.token_ids) for delta in report.deltas))
-        self._follow(seen)
 
     def _follow(self, seen: Seen) -> None:
         for life in seen.admitted:
@@ -113,6 +121,8 @@ class Metrics:
 
     def text(self, model: Mapping[str, str]) -> str:
         """All of it as Prometheus reads it; `model` says what is served: empty while nothing is."""
+        if self._latest:  # only when asked: steps are many
+            self._measure(self._latest)
         self._model.clear()
         if model:
             self._model.set(1, *(model[name] for name in MODEL_LABELS))
