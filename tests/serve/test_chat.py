@@ -7,6 +7,7 @@ from openai import OpenAI
 
 from phaseline.engine.engine import Engine
 from phaseline.engine.types import SamplingParams
+from support.server import Server
 
 MESSAGES: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where is the sea?"}]
 GREEDY: dict[str, Any] = {"model": "tiny", "temperature": 0}
@@ -80,6 +81,17 @@ def test_parts_of_text_are_lines_and_null_is_nothing(openai: OpenAI, engine: Eng
     expected = engine.generate(engine.chat_prompt(plain), SamplingParams(max_tokens=8))
     answer = openai.chat.completions.create(messages=parts, max_tokens=8, **GREEDY)
     assert answer.choices[0].message.content == expected.text
+
+
+def test_ids_come_where_they_are_asked_for(server: Server, engine: Engine) -> None:
+    prompt = engine.chat_prompt(MESSAGES)
+    expected = engine.generate(prompt, SamplingParams(max_tokens=5)).token_ids
+    body = {"messages": MESSAGES, "max_tokens": 5, "temperature": 0, "return_token_ids": True}
+    answer = server.ask("/v1/chat/completions", body).json
+    assert answer["prompt_token_ids"] == prompt and answer["choices"][0]["token_ids"] == expected
+    events = server.ask("/v1/chat/completions", body | {"stream": True}).events
+    assert [event.get("prompt_token_ids") for event in events] == [prompt] + [None] * (len(events) - 1)
+    assert [token for event in events for token in event["choices"][0]["token_ids"]] == expected
 
 
 def test_an_answer_may_fill_the_context_unless_told_otherwise(openai: OpenAI, engine: Engine) -> None:

@@ -97,6 +97,7 @@ class _Spelling:
         self._asked, self._tally = asked, tally
         self._open_ends = len(asked.choices)
         self._usage: dict[str, Struct | None] = {"usage": None} if asked.usage else {}
+        self._once = {"prompt_token_ids": asked.requests[0].prompt} if asked.chat and asked.prompt_ids else {}
 
     def of(self, number: int, item: Delta | Progress) -> bytes:
         """What to send now that `item` came for prompt `number`; b"" if that is nothing."""
@@ -110,11 +111,16 @@ class _Spelling:
         piece = asked.choices[number * asked.n + item.index].piece(item)
         self._open_ends -= item.finish_reason is not None
         if self._open_ends:
-            return envelope.chunk([piece], **usage) if piece else b""
+            return envelope.chunk([piece], **usage, **self._first()) if piece else b""
         pieces, facts = [piece] if piece else [], {"usage": tally.usage(), "timings": tally.timings()}
         if asked.usage:
-            return envelope.chunk(pieces, **usage) + envelope.chunk([], **facts) + DONE
-        return envelope.chunk(pieces, timings=facts["timings"]) + DONE
+            return envelope.chunk(pieces, **usage, **self._first()) + envelope.chunk([], **facts) + DONE
+        return envelope.chunk(pieces, timings=facts["timings"], **self._first()) + DONE
+
+    def _first(self) -> dict[str, Sequence[int]]:
+        """What the first chunk has besides."""
+        once, self._once = self._once, {}
+        return once
 
 
 async def _items(streams: Sequence[Stream]) -> AsyncGenerator[tuple[int, Delta | Progress], None]:

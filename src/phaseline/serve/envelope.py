@@ -24,7 +24,7 @@ class Envelope:
         shared = {"id": self.id, "object": kind, "created": self.created, "model": model}
         self._head = b"data: " + _ENCODER.encode(shared)[:-1] + b',"choices":['
 
-    def chunk(self, choices: Sequence[Struct], **more: Struct | None) -> bytes:
+    def chunk(self, choices: Sequence[Struct], **more: Struct | Sequence[int] | None) -> bytes:
         """One event; `more` stands beside the choices."""
         parts = [self._head, b",".join(map(_ENCODER.encode, choices)), b"]"]
         for name, value in more.items():
