@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.server import Server, serving
+from support.server import Server, eventually, serving
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -105,3 +105,18 @@ def test_several_requests_in_one_go_are_answered_in_order(impatient: Server) -> 
     with connected(impatient) as sock:
         sock.sendall(HEALTH * 3 + HEALTH.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
         assert what_is_left(sock).count(b"HTTP/1.1 200 OK") == 4
+
+
+def test_who_does_not_read_is_closed_whatever_was_asked(impatient: Server) -> None:
+    """Be it an answer without end, or many that were complete long ago."""
+    endless = b'{"prompt": "x", "max_tokens": 30000, "ignore_eos": true, "logprobs": 20, "stream": true}'
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    before = impatient.open_files
+    with ExitStack() as stack:
+        for request in (head % len(endless) + endless, HEALTH.replace(b"health", b"openapi.json") * 500):
+            sock = stack.enter_context(socket.socket())
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.connect(impatient.address)
+            sock.sendall(request)
+        eventually(lambda: impatient.open_files == before + 2)
+        eventually(lambda: impatient.open_files <= before)

@@ -89,6 +89,11 @@ class Server:
         pid = self.process.pid
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
+    @property
+    def open_files(self) -> int:
+        """File descriptors of the server's process, its connections among them."""
+        return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
+
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Send a signal and wait for the end; the exit status."""
         self.process.send_signal(number)
