@@ -23,10 +23,6 @@ def gauge(server: Server, name: str) -> int:
     return int(found[0])
 
 
-def open_files(server: Server) -> int:
-    return len(os.listdir(f"/proc/{server.process.pid}/fd"))
-
-
 def aborted(server: Server) -> int:
     """Requests so far that were cancelled: no number of tokens ended them."""
     found = re.findall(r'_requests_ended_total{reason="abort"} (\d+)', server.ask("/metrics").body.decode())
@@ -64,7 +60,7 @@ def test_a_client_who_leaves_in_the_midst_of_several_prompts_cancels_all(server:
 
 def test_a_client_who_does_not_read_is_cut_off_and_nobody_waits_for_him(tiny: Path) -> None:
     with serving(tiny, "--idle-timeout", "1") as server:
-        before = open_files(server)
+        before = server.open_files
         with closing(socket.socket()) as slow:
             slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             slow.connect(server.address)
@@ -75,7 +71,7 @@ def test_a_client_who_does_not_read_is_cut_off_and_nobody_waits_for_him(tiny: Pa
             for _ in range(20):
                 assert server.ask("/v1/completions", SHORT).status == 200
             eventually(lambda: idle(server))
-            eventually(lambda: open_files(server) == before)  # his connection is gone, though he holds his end open
+            eventually(lambda: server.open_files == before)  # his connection is gone, though he holds his end open
         assert aborted(server) == 1
         assert server.ask("/v1/completions", SHORT).status == 200
 
