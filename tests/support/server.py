@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import re
 import signal
 import subprocess
 import time
@@ -88,6 +89,17 @@ class Server:
         """Processes that the server has started and not yet buried; but for a restart it is the engine's alone."""
         pid = self.process.pid
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    def metric(self, name: str) -> float:
+        """The sum over all labels of a metric, whose name is given without what all begin with."""
+        found = re.findall(rf"^phaseline_{name}(?:{{.*}})? (\S+)$", self.ask("/metrics").body.decode(), re.MULTILINE)
+        assert found, name
+        return sum(map(float, found))
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request runs or waits."""
+        return self.metric("requests_running") == self.metric("requests_waiting") == 0
 
     @property
     def open_files(self) -> int:
