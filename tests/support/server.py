@@ -106,6 +106,11 @@ class Server:
         """File descriptors of the server's process, its connections among them."""
         return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
 
+    @property
+    def memory(self) -> tuple[int, int]:
+        """Bytes that the server's process and the engine's hold of their own."""
+        return _own_memory(self.process.pid), _own_memory(self.children[0])
+
     def stop(self, number: int = signal.SIGTERM) -> int:
         """Send a signal and wait for the end; the exit status."""
         self.process.send_signal(number)
@@ -143,3 +148,7 @@ def alive(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return state not in "ZX"
+
+
+def _own_memory(pid: int) -> int:
+    return int(re.findall(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())[0]) << 10

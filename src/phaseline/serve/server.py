@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import logging
 import math
 import os
 import signal
@@ -34,6 +35,7 @@ def run(config: ServeConfig) -> None:
 
     Raises a PhaselineError for what can't be served, and where the engine's process can't be kept alive.
     """
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every write to a connection that is lost
     with _bound(config.host, config.port, config.idle_timeout) as sock:
         asyncio.run(_Server(config, sock).run())
 
@@ -115,7 +117,7 @@ class _Door(uvicorn.Server):
                 ws="none",
                 backlog=_BACKLOG,
                 lifespan="off",
-                log_level="warning",
+                log_level="error",  # a log that clients could fill would hold up everybody
                 access_log=False,
                 server_header=False,
                 timeout_keep_alive=math.ceil(config.idle_timeout),
