@@ -1,4 +1,4 @@
-"""Two hundred clients at a time who mean harm or know no better: honest ones are answered as ever, and nothing is lost."""
+"""Two hundred clients at once who mean harm or know no better: others are answered as ever, and nothing is lost."""
 
 import asyncio
 import random
