@@ -90,7 +90,7 @@ def _tell_ranges(properties: Mapping[str, Any]) -> None:
 def _operation(operation: _Operation, refs: Mapping[Any, Any]) -> dict[str, Any]:
     done: dict[str, Any] = {"application/json": {"schema": refs[operation.answer]}}
     if operation.streams:
-        done["text/event-stream"] = {"schema": {"type": "string"}}
+        done["text/event-stream"] = {}  # of chunks, which no schema of 3.1 can tell
     refusals = {
         str(status): {"description": _REFUSALS[status], "content": _json(refs[Error])} for status in operation.statuses
     }
