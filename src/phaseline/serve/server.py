@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 import uvicorn
+import uvloop
 
 from phaseline.errors import PhaselineError
 from phaseline.files.model_file import open_model_file, open_tokenizer
@@ -37,7 +38,7 @@ def run(config: ServeConfig) -> None:
     """
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every write to a connection that is lost
     with _bound(config.host, config.port, config.idle_timeout) as sock:
-        asyncio.run(_Server(config, sock).run())
+        uvloop.run(_Server(config, sock).run())  # a fifth less of this process's time a token than asyncio's own
 
 
 class _Server:

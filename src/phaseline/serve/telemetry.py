@@ -1,5 +1,6 @@
 """What of the server can be watched: /metrics and /live, fed by the engine's reports."""
 
+import asyncio
 import secrets
 import time
 from collections.abc import Mapping
@@ -24,13 +25,19 @@ from phaseline.serve.stream import Stream
 _TOLD = ("policy", "chunk", "max_running", "context", "page_size", "threads", "level", "ceilings")
 
 
+_EVERY = 0.05  # seconds: beside a step whose weights have filled the caches, one report alone costs as much as several
+
+
 class Telemetry:
-    """Joins the requests' lives, the metrics and the feed to a client."""
+    """Joins the requests' lives, the metrics and the feed to a client. Reports are looked at some at a time, and in any
+    case before anybody is told what they say.
+    """
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client
         self._server = secrets.token_hex(4)  # so that who watches can tell a new server from a new connection
         self._lives, self.metrics = Lives(), Metrics()
+        self._unread: list[StepReport] = []
         self._feed = Feed(self._lives, self.metrics, self._facts, self._over)
         client.watch(self._reported, submitted=self._submitted, lost=self._lost)
 
@@ -39,6 +46,7 @@ class Telemetry:
         return [Route("/metrics", self._serve_metrics), Route("/live", self._serve_live)]
 
     async def _serve_metrics(self, _: Request) -> Response:
+        self._read()
         model = {name: str(value) for name, value in self._facts().items()}
         known = all(name in model for name in MODEL_LABELS)
         return Response(self.metrics.text(model if known else {}), media_type=CONTENT_TYPE)
@@ -46,6 +54,7 @@ class Telemetry:
     async def _serve_live(self, _: Request) -> Response:
         if self._feed.full:
             raise Unavailable("as many watch as can: close another page")
+        self._read()
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         return StreamingResponse(self._feed.watch(), media_type="text/event-stream", headers=headers)
 
@@ -53,11 +62,19 @@ class Telemetry:
         self._feed.changed(self._lives.arrived(stream.request, stream.accepted_ns))
 
     def _reported(self, report: StepReport) -> None:
-        seen = self._lives.read(report)
-        self.metrics.add(report, seen)
-        self._feed.add(report, seen)
+        if not self._unread:
+            asyncio.get_running_loop().call_later(_EVERY, self._read)
+        self._unread.append(report)
+
+    def _read(self) -> None:
+        reports, self._unread = self._unread, []
+        for report in reports:
+            seen = self._lives.read(report)
+            self.metrics.add(report, seen)
+            self._feed.add(report, seen)
 
     def _lost(self) -> None:
+        self._read()
         for life in self._lives.lost(time.monotonic_ns()):
             self.metrics.ended(life)
             self._feed.changed(life)
