@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,6 +72,8 @@ def test_what_may_be_left_out_has_its_usual_value(file: GGUFFile) -> None:
         ("kda__head_dim", None, FileFormatError, "kda.head_dim is missing"),
         ("ssm__conv_kernel", 1, FileFormatError, "ssm.conv_kernel is 1; accepted: 2 to 64"),
         ("kda__gate_lower_bound", -5.0, UnsupportedError, "unknown setting kimi-linear.kda.gate_lower_bound"),
+        ("expert_weights_norm", 1, UnsupportedError, r"expert_weights_norm = 1 is not supported \(supported: True, False"),
+        ("expert_gating_func", True, UnsupportedError, "expert_gating_func = True"),
         ("nextn_predict_layers", 1, UnsupportedError, "nextn_predict_layers = 1"),
         ("attention__sliding_window", 128, UnsupportedError, "attention.sliding_window"),
         ("rope__scaling__type", "yarn", UnsupportedError, "rope.scaling.type"),
@@ -97,6 +100,21 @@ def test_what_is_not_built_is_refused_by_name(
 def test_tensors_that_do_not_fit_are_named(file: GGUFFile, name: str, shape: tuple[int, ...], message: str) -> None:
     with pytest.raises(PhaselineError, match=message):
         kimi_linear.build(spec(file), {**file.tensors, name: TensorInfo(name, shape, FORMATS["F32"], 4)})
+
+
+@pytest.mark.parametrize("shape", [(), (20480,), (1, 320, 64)])
+def test_an_embedding_without_rows_and_columns_is_named(file: GGUFFile, shape: tuple[int, ...]) -> None:
+    embedding = TensorInfo("token_embd.weight", shape, FORMATS["F32"], 4)
+    with pytest.raises(FileFormatError, match=r"'token_embd.weight' has shape \(.*\), not rows and columns"):
+        kimi_linear.spec_from(file.metadata, {**file.tensors, embedding.name: embedding})
+
+
+def test_a_number_is_no_rate_of_one_head(tmp_path: Path) -> None:
+    """Folders may hold tensors without axes."""
+    with open_gguf(write_kimi(tmp_path / "one.gguf", heads=1)) as file:
+        rate = TensorInfo("blk.0.ssm_a", (), FORMATS["F32"], 4)
+        with pytest.raises(FileFormatError, match=r"'blk.0.ssm_a' has shape \(\), .* \(1, 1\)"):
+            kimi_linear.build(spec(file), {**file.tensors, rate.name: rate})
 
 
 def test_a_missing_tensor_is_named(file: GGUFFile) -> None:

@@ -113,12 +113,15 @@ class Settings:
     def only(self, key: str, *accepted: object) -> Any:
         """A setting that may be absent or hold one of these values; anything else asks for what is not built."""
         self._read.add(key)
-        if key in self._values and self._values[key] not in accepted:
+        value = self._values.get(key)
+        # A number is no yes or no, though Python takes 1 for True.
+        alike = [a for a in accepted if isinstance(a, bool) == isinstance(value, bool)]
+        if key in self._values and value not in alike:
             choices = ", ".join(repr(a) for a in accepted)
             raise UnsupportedError(
-                f"setting {self._prefix}{key} = {self._values[key]!r:.80} is not supported (supported: {choices})"
+                f"setting {self._prefix}{key} = {value!r:.80} is not supported (supported: {choices})"
             )
-        return self._values.get(key)
+        return value
 
     def refuse_unread(self) -> None:
         """Raise if a key remains that nothing looked at: it may change the model."""
@@ -178,4 +181,6 @@ def decoder_spec(
 def _rows(tensors: Mapping[str, TensorInfo], name: str) -> int:
     if name not in tensors:
         raise FileFormatError(f"tensor {name!r} is missing from the file")
-    return tensors[name].shape[0]
+    if len(shape := tensors[name].shape) != 2:
+        raise FileFormatError(f"tensor {name!r} has shape {shape}, not rows and columns")
+    return shape[0]

@@ -78,7 +78,7 @@ class Builder:
     def aligned(self, name: str, *shape: int) -> TensorInfo:
         """The same where files have more axes, of length one, before the last; or a plain vector for a column."""
         info = self.tensors.get(name)
-        if info and [n for n in info.shape if n > 1] == [n for n in shape if n > 1]:
+        if info and info.shape and [n for n in info.shape if n > 1] == [n for n in shape if n > 1]:
             shape = info.shape if info.shape[-1] == shape[-1] or len(info.shape) == 1 else shape
         return self.weight(name, *shape)
 

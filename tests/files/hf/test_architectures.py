@@ -113,6 +113,20 @@ def test_what_kimi_linear_is_not(changes: dict[str, Any], error: type[Exception]
         keys(KIMI | sizes | changes)
 
 
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        *[(config, "num_hidden_layers") for config in (BASE, GEMMA, QWEN3_MOE, DEEPSEEK, KIMI)],
+        *[(config, "num_attention_heads") for config in (BASE, DEEPSEEK, KIMI)],
+        *[(GPT2, "n_layer"), (GPT2, "n_head")],
+    ],
+)
+def test_as_many_layers_or_heads_as_no_model_has(config: dict[str, Any], key: str) -> None:
+    """Before a list is made for each."""
+    with pytest.raises(FileFormatError, match=f"{key} is 4097; accepted: whole numbers 1 to 4096"):
+        keys(config, **{key: 4097})
+
+
 def test_experts_are_counted_in_either_spelling() -> None:
     found = keys(QWEN3_MOE, num_experts=4)
     assert found == keys(QWEN3_MOE, num_local_experts=4)

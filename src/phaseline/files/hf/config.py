@@ -6,6 +6,7 @@ from typing import Any
 from phaseline.errors import FileFormatError, UnsupportedError
 
 _HIGH = 1 << 24  # of any whole number
+MOST = 4096  # layers, or heads, that any model has
 
 # Keys that do not change what a forward pass computes: how the model was made, stored, sampled or trained.
 HARMLESS = frozenset(

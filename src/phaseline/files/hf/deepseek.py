@@ -4,7 +4,7 @@ deepseek2. Rotated parts are stored as neighbours in either place.
 
 from typing import Any
 
-from phaseline.files.hf.config import Config
+from phaseline.files.hf.config import MOST, Config
 from phaseline.files.hf.dense import NAMES as DENSE
 from phaseline.files.hf.layout import Layout
 from phaseline.files.hf.rope import read_rope
@@ -62,9 +62,9 @@ def _layout(config: Config, router: dict[str, Any]) -> Layout:
     nope, pe = config.integer("qk_nope_head_dim"), config.integer("qk_rope_head_dim")
     config.only("qk_head_dim", nope + pe)
     config.only("head_dim", pe)
-    heads, context = config.integer("num_attention_heads"), config.integer("max_position_embeddings")
-    config.only("num_key_value_heads", *range(1, heads + 1))  # the heads share what is stored, whatever it says
-    layers, experts = config.integer("num_hidden_layers"), config.integer("n_routed_experts", high=1 << 16)
+    heads, context = config.integer("num_attention_heads", high=MOST), config.integer("max_position_embeddings")
+    config.integer("num_key_value_heads", heads, high=heads)  # the heads share what is stored, whatever it says
+    layers, experts = config.integer("num_hidden_layers", high=MOST), config.integer("n_routed_experts", high=1 << 16)
     rope, _ = read_rope(config, pe, context, scores_grow=True)
     keys = {
         "block_count": layers,

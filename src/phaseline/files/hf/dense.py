@@ -3,7 +3,7 @@
 from typing import Any
 
 from phaseline.errors import UnsupportedError
-from phaseline.files.hf.config import Config
+from phaseline.files.hf.config import MOST, Config
 from phaseline.files.hf.layout import TRANSPOSE, Layout, Rule, neighbours
 from phaseline.files.hf.rope import read_rope
 
@@ -69,7 +69,7 @@ def qwen3(config: Config) -> Layout:
 def _qwen(config: Config, arch: str, more: dict[str, str] | None = None) -> Layout:
     config.only("use_sliding_window", False)
     config.ignore("sliding_window", "max_window_layers")  # of the window that is not used
-    config.only("layer_types", ["full_attention"] * config.integer("num_hidden_layers"))
+    config.only("layer_types", ["full_attention"] * config.integer("num_hidden_layers", high=MOST))
     return decoder(config, arch, more=more)
 
 
@@ -111,12 +111,12 @@ def sizes(config: Config, ff: str = "intermediate_size", *, alike: bool = False)
 
     alike: where the config does not say, there are as many key heads as query heads.
     """
-    width, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    width, heads = config.integer("hidden_size"), config.integer("num_attention_heads", high=MOST)
     if not config.has("head_dim") and width % heads:
         raise UnsupportedError(f"{config.where}: hidden_size {width} does not split over {heads} heads")
     head_dim = config.integer("head_dim", width // heads)
     return {
-        "block_count": config.integer("num_hidden_layers"),
+        "block_count": config.integer("num_hidden_layers", high=MOST),
         "context_length": config.integer("max_position_embeddings"),
         "embedding_length": width,
         "feed_forward_length": config.integer(ff),
@@ -139,11 +139,11 @@ def gpt2(config: Config) -> Layout:
     config.ignore("summary_use_proj", "n_ctx", "n_special", "predict_special_tokens", "output_past")
     width = config.integer("n_embd")
     keys = {
-        "block_count": config.integer("n_layer"),
+        "block_count": config.integer("n_layer", high=MOST),
         "context_length": config.integer("n_positions"),
         "embedding_length": width,
         "feed_forward_length": config.integer("n_inner", 4 * width),
-        "attention.head_count": config.integer("n_head"),
+        "attention.head_count": config.integer("n_head", high=MOST),
         "attention.layer_norm_epsilon": config.number("layer_norm_epsilon"),
     }
     names: dict[str, str | Rule] = {

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from phaseline.errors import FileFormatError
-from phaseline.files.hf.config import Config
+from phaseline.files.hf.config import MOST, Config
 from phaseline.files.hf.deepseek import NAMES as LATENT
 from phaseline.files.hf.deepseek import SIGMOID
 from phaseline.files.hf.layout import Layout, Names, Rule
@@ -48,9 +48,9 @@ def kimi_linear(config: Config) -> Layout:
     config.ignore("head_dim", "rope_theta", "rope_scaling", "rope_parameters")  # of nothing here
     nope, pe, rank = (config.integer(key) for key in ("qk_nope_head_dim", "qk_rope_head_dim", "kv_lora_rank"))
     config.only("qk_head_dim", nope + pe)
-    heads = config.integer("num_attention_heads")
-    config.only("num_key_value_heads", *range(1, heads + 1))  # the heads share what is stored, whatever it says
-    layers, experts = config.integer("num_hidden_layers"), config.integer("num_experts", high=1 << 16)
+    heads = config.integer("num_attention_heads", high=MOST)
+    config.integer("num_key_value_heads", heads, high=heads)  # the heads share what is stored, whatever it says
+    layers, experts = config.integer("num_hidden_layers", high=MOST), config.integer("num_experts", high=1 << 16)
     groups = config.integer("num_expert_group", 1)
     keys = {
         "block_count": layers,

@@ -6,7 +6,7 @@ Each expert's matrices are tensors of their own in a folder; GGUF stacks them.
 from dataclasses import replace
 from typing import Any
 
-from phaseline.files.hf.config import Config
+from phaseline.files.hf.config import MOST, Config
 from phaseline.files.hf.dense import HEAD_NORMS, decoder, refuse_window
 from phaseline.files.hf.layout import Layout
 
@@ -44,7 +44,7 @@ def qwen3_moe(config: Config) -> Layout:
     for key in ("attention_bias", "use_sliding_window"):
         config.only(key, False)
     config.ignore("sliding_window", "max_window_layers")  # of the window that is not used
-    config.only("layer_types", ["full_attention"] * config.integer("num_hidden_layers"))
+    config.only("layer_types", ["full_attention"] * config.integer("num_hidden_layers", high=MOST))
     config.only("decoder_sparse_step", 1)
     config.only("mlp_only_layers", [])
     config.integer("head_dim")  # not what width and heads would make it
