@@ -72,7 +72,7 @@ def test_what_may_be_left_out_has_its_usual_value(file: GGUFFile) -> None:
         ("kda__head_dim", None, FileFormatError, "kda.head_dim is missing"),
         ("ssm__conv_kernel", 1, FileFormatError, "ssm.conv_kernel is 1; accepted: 2 to 64"),
         ("kda__gate_lower_bound", -5.0, UnsupportedError, "unknown setting kimi-linear.kda.gate_lower_bound"),
-        ("expert_weights_norm", 1, UnsupportedError, r"expert_weights_norm = 1 is not supported \(supported: True, False"),
+        ("expert_weights_norm", 1, UnsupportedError, r"weights_norm = 1 is not supported \(supported: True, False"),
         ("expert_gating_func", True, UnsupportedError, "expert_gating_func = True"),
         ("nextn_predict_layers", 1, UnsupportedError, "nextn_predict_layers = 1"),
         ("attention__sliding_window", 128, UnsupportedError, "attention.sliding_window"),
