@@ -1,5 +1,7 @@
 """What fits: pages of each state group, for a model that keeps everything and for one that is mostly windows."""
 
+from dataclasses import replace
+
 import pytest
 
 from phaseline.engine.memory import Fit, fit
@@ -84,6 +86,19 @@ def test_snapshots_are_float32_and_three_for_each_sequence() -> None:
     assert room(1 << 40, carried, max_running=2).pages == [6] and room(1 << 40, carried).context == CONTEXT
     with pytest.raises(CapacityError, match="does not fit"):
         room(3 * page - 1, carried, context=1)
+
+
+def test_a_context_left_open_is_not_lost_to_snapshots() -> None:
+    """Where those of all sequences would take over half of the room, fewer run; one page for one sequence is enough."""
+    carried = Recurrent(1, (("state", (64, 32, 32)),), 64)
+    page, position = 256 * KIB, 3 * KIB
+    assert room(16 * 3 * page + PAGE * position, GLOBAL, carried).pages == [8 * 3 * page // (PAGE * position) + 1, 24]
+    assert room(3 * page + PAGE * position, GLOBAL, carried).pages == [1, 3]
+    with pytest.raises(CapacityError, match="at least 257 MiB are needed"):
+        room(3 * page + PAGE * position - 1, GLOBAL, carried)
+    short = fit(replace(program(GLOBAL, carried), context=64), memory=RESERVE + 16 * 3 * page + 200 * KIB)
+    assert (short.context, short.pages) == (64, [2, 48])  # what a short context leaves goes back to snapshots
+    assert room(10 * page, carried).pages == [9]
 
 
 @pytest.mark.parametrize("context", [0, -1, CONTEXT + 1])

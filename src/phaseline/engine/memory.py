@@ -71,12 +71,12 @@ def fit(
     """Size the page pool of each state group. Raises CapacityError, naming what would fit, where one full context
     does not.
 
-    `context` defaults to the model's own, shortened to what fits; a stated one is kept or refused. `memory` is all
+    `context` defaults to the model's own, shortened to what fits beside what `max_running` sequences hold in groups
+    that forget, or fewer where their snapshots would take over half; a stated one is kept or refused. `memory` is all
     that the engine may take, weights included; by default what the host says is available. Groups that keep everything
     have as many pages as the memory allows, up to `max_running` full contexts; those that forget as many, up to what
-    `max_running` sequences hold while they read `chunk` tokens at once, or fewer sequences where a stated context
-    leaves no room for so many. Memory is touched only as pages are used. `decoded`: weights are held as float32 instead
-    of packed.
+    `max_running` sequences hold while they read `chunk` tokens at once, or fewer sequences where the context leaves no
+    room for so many. Memory is touched only as pages are used. `decoded`: weights are held as float32, not packed.
     """
     size = NativeExecutor.page_size
     budget = available_memory() if memory is None else memory
@@ -100,7 +100,9 @@ def fit(
 
     if context is not None and not 1 <= context <= program.context:
         raise CapacityError(f"context {context} is not possible: this model holds 1 to {program.context} positions")
-    longest = _largest(lambda most: has_room(most, max_running if context is None else 1)) * size
+    snapshots = sum(group.page_bytes * pages(group, 1, 1) for group in groups if isinstance(group.spec, Recurrent))
+    apart = 1 if context else max(1, _largest(lambda seats: seats <= max_running and 2 * seats * snapshots <= room))
+    longest = _largest(lambda most: has_room(most, apart)) * size
     wanted = context or min(program.context, longest)
     if wanted < 1 or longest < wanted:
         least = -(-(weights + _RESERVE + sum(group.page_bytes * pages(group, 1, 1) for group in groups)) // 2**20)
