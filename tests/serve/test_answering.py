@@ -65,7 +65,7 @@ def test_a_client_who_does_not_read_is_cut_off_and_nobody_waits_for_him(tiny: Pa
             slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             slow.connect(server.address)
             body = json.dumps(ENDLESS | {"stream": True, "logprobs": 20}).encode()
-            head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            head = "POST /v1/completions HTTP/1.1\r\nHost: [::]\r\nContent-Type: application/json\r\n"
             slow.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
             eventually(lambda: gauge(server, "requests_running") == 1)
             for _ in range(20):

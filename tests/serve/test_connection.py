@@ -10,7 +10,7 @@ import pytest
 
 from support.server import Server, eventually, serving
 
-HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+HEALTH = b"GET /health HTTP/1.1\r\nHost: [::]\r\n\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +39,10 @@ def what_is_left(sock: socket.socket) -> bytes:
 STALLED = {
     "nothing": b"",
     "first line": b"GET /health",
-    "headers": b"GET /health HTTP/1.1\r\nHost: x\r\n",
+    "headers": b"GET /health HTTP/1.1\r\nHost: [::]\r\n",
     "blank line": b"\r\n",
-    "body": b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{",
-    "chunk": b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab",
+    "body": b"POST /tokenize HTTP/1.1\r\nHost: [::]\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{",
+    "chunk": b"POST /tokenize HTTP/1.1\r\nHost: [::]\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab",
 }
 
 
@@ -76,7 +76,7 @@ def test_a_body_that_comes_slowly_is_read(impatient: Server) -> None:
     body = b'{"prompt": "abc"}'
     with connected(impatient) as sock:
         sock.sendall(
-            b"POST /tokenize HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n"
+            b"POST /tokenize HTTP/1.1\r\nHost: [::]\r\nConnection: close\r\nContent-Type: application/json\r\n"
             b"Content-Length: %d\r\n\r\n" % len(body)
         )
         for byte in range(0, len(body), 5):
@@ -110,7 +110,8 @@ def test_several_requests_in_one_go_are_answered_in_order(impatient: Server) -> 
 def test_who_does_not_read_is_closed_whatever_was_asked(impatient: Server) -> None:
     """Be it an answer without end, or many that were complete long ago."""
     endless = b'{"prompt": "x", "max_tokens": 30000, "ignore_eos": true, "logprobs": 20, "stream": true}'
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: [::]\r\n"
+    head += b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     before = impatient.open_files
     with ExitStack() as stack:
         for request in (head % len(endless) + endless, HEALTH.replace(b"health", b"openapi.json") * 500):

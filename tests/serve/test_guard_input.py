@@ -12,7 +12,7 @@ import pytest
 from support.server import LIMIT_S, Server, serving
 
 BODY = {"prompt": [70 + n % 90 for n in range(100)], "max_tokens": 1}
-GENERATE = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+GENERATE = b"POST /v1/completions HTTP/1.1\r\nHost: [::]\r\nContent-Type: application/json\r\n"
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from typing import Any
 
 from support.crowd import Case
 
-_HEAD = "POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+_HEAD = "POST {path} HTTP/1.1\r\nHost: [::]\r\nContent-Type: application/json\r\n"
 NONSENSE: Sequence[bytes] = (
     b"{",
     b"[" * 10_000,
@@ -126,7 +126,7 @@ class Vandal:
         for nonsense in self._rng.sample(NONSENSE, 3):
             await self._send(self._request(nonsense, "/v1/completions"))
             assert await self._status() in (400, 429), nonsense
-        await self._send(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        await self._send(b"GET /health HTTP/1.1\r\nHost: [::]\r\n\r\n")
         assert await self._status() == 200
 
     async def _status(self) -> int:

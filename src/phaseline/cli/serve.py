@@ -24,6 +24,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="KEY",
         help="ask for this key; may be given several times (PHASELINE_API_KEY, else none)",
     )
+    group.add_argument(
+        "--allowed-host",
+        action="append",
+        metavar="NAME",
+        help="answer to this name as well, as a proxy may pass it on; may be given several times (without keys and for "
+        "this machine alone: to localhost and IP addresses; else to any name)",
+    )
     group.add_argument("--max-queue", type=int, metavar="N", help="requests that may wait; 429 beyond (256)")
     group.add_argument(
         "--ttft-objective", type=float, metavar="S", help="refuse what can't start to answer within S (all are taken)"
@@ -48,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     from phaseline.serve.config import ServeConfig
     from phaseline.serve.server import run as serve
 
-    names = (
+    settings = (
         "host",
         "port",
         "max_queue",
@@ -59,7 +66,8 @@ def run(args: argparse.Namespace) -> int:
         "restart",
         "ceilings",
     )
-    given = {name: value for name in names if (value := getattr(args, name)) is not None}
+    given = {name: value for name in settings if (value := getattr(args, name)) is not None}
     keys = args.api_key or [key for key in [os.environ.get("PHASELINE_API_KEY")] if key]
-    serve(ServeConfig(args.model, load_options(args), api_keys=tuple(keys), **given))
+    names = tuple(args.allowed_host or ())
+    serve(ServeConfig(args.model, load_options(args), api_keys=tuple(keys), allowed_hosts=names, **given))
     return 0

@@ -21,6 +21,7 @@ from phaseline.serve.asked import Asking
 from phaseline.serve.config import ServeConfig
 from phaseline.serve.engine_client import EngineClient, State
 from phaseline.serve.guard_input import Guard, check_json, decode
+from phaseline.serve.hosts import known_hosts
 from phaseline.serve.objects import Health, Model, Models, Readiness
 from phaseline.serve.openapi import description
 from phaseline.serve.page import page_routes
@@ -35,8 +36,10 @@ _T = TypeVar("_T")
 _Body = TypeVar("_Body", CompletionBody, ChatBody, TokenizeBody, DetokenizeBody)
 
 
-def create_app(client: EngineClient, config: ServeConfig, tokenizer: Tokenizer) -> ASGIApp:
-    """Build the app. What is wrong with a request is answered in OpenAI's shape, wherever it is found."""
+def create_app(client: EngineClient, config: ServeConfig, tokenizer: Tokenizer, address: str) -> ASGIApp:
+    """Build the app of a server that listens on an IP address. What is wrong with a request is answered in OpenAI's
+    shape, wherever it is found.
+    """
     door = _Door(client, config, tokenizer)
     routes = [
         Route("/health", door.health, methods=["GET"]),
@@ -55,7 +58,8 @@ def create_app(client: EngineClient, config: ServeConfig, tokenizer: Tokenizer) 
     app = Starlette(routes=routes, exception_handlers=handlers)
     app.router.redirect_slashes = False
     open_paths = (*_OPEN_PATHS, *(route.path for route in page))
-    guarded = Guard(app, keys=config.api_keys, open_paths=open_paths, max_body=config.max_body)
+    hosts = known_hosts(config, address)
+    guarded = Guard(app, hosts=hosts, keys=config.api_keys, open_paths=open_paths, max_body=config.max_body)
     names = {route.path: "/" if route in page else route.path for route in routes}
     return CountResponses(guarded, telemetry.metrics, names)
 

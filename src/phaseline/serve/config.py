@@ -1,10 +1,13 @@
 """Every setting of `phaseline serve`."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from phaseline.errors import RequestError
+
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,7 @@ class ServeConfig:
     host: str = "127.0.0.1"
     port: int = 8000  # 0: any free one
     api_keys: tuple[str, ...] = ()  # none: everyone may ask
+    allowed_hosts: tuple[str, ...] = ()  # names that a request's Host may have, besides the server's own
     max_queue: int = 256  # requests that wait for a seat
     ttft_objective: float | None = None  # requests that can't start to answer by then are refused
     request_timeout: float = 600.0  # of a whole request, from its acceptance to its last token
@@ -38,6 +42,9 @@ class ServeConfig:
             raise RequestError(f"port = {self.port}: it must be at most 65535")
         if not all(self.api_keys):
             raise RequestError("an API key is empty: it would let everyone in")
+        for host in self.allowed_hosts:
+            if not _NAME.fullmatch(host):
+                raise RequestError(f"allowed_hosts = {host!r}: it must be a name alone, without scheme, port or path")
 
     @property
     def name(self) -> str:

@@ -1,13 +1,14 @@
-"""What stands before every handler: the API key, the size of a body, and JSON that is JSON."""
+"""What stands before every handler: the Host, the API key, the size of a body, and JSON that is JSON."""
 
 import asyncio
 import hmac
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TypeVar
 
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from phaseline.serve.hosts import check_host
 from phaseline.serve.problems import Problem, refused
 
 _T = TypeVar("_T")
@@ -18,18 +19,32 @@ _QUOTES, _OPENINGS = 1 << 18, 1 << 18
 
 
 class Guard:
-    """Before `app`: refuses a request without one of `keys` (if there are any, and its path is not an open one) and a
-    body of more than `max_body` bytes. `scope["state"]["key"]` is the key that was given, or None.
+    """Before `app`: refuses a request whose Host is none of `hosts` (None: any will do), one without one of `keys` (if
+    there are any, and its path is not an open one) and a body of more than `max_body` bytes. `scope["state"]["key"]` is
+    the key that was given, or None.
     """
 
-    def __init__(self, app: ASGIApp, *, keys: Iterable[str], open_paths: Iterable[str], max_body: int) -> None:
-        self._app, self._open, self._max_body = app, frozenset(open_paths), max_body
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        hosts: Collection[str] | None,
+        keys: Iterable[str],
+        open_paths: Iterable[str],
+        max_body: int,
+    ) -> None:
+        self._app, self._hosts, self._open, self._max_body = app, hosts, frozenset(open_paths), max_body
         self._keys = {key: key.encode() for key in keys}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         headers = dict(scope["headers"])
+        if self._hosts is not None:
+            try:
+                check_host(headers.get(b"host"), self._hosts)
+            except Problem as problem:
+                return await _refuse(problem, receive, send)
         key = self._key(headers.get(b"authorization", b""))
         scope.setdefault("state", {})["key"] = key
         if self._keys and key is None and scope["path"] not in self._open:

@@ -24,6 +24,7 @@ from phaseline.serve.protocol import ChatBody, CompletionBody, DetokenizeBody, T
 _REFUSALS = {
     400: "what was asked for is not valid or not supported",
     401: "an API key is needed",
+    403: "the Host is not a name of this server",
     404: "no such model",
     408: "the body did not come in time",
     413: "the body is too large",
@@ -92,7 +93,8 @@ def _operation(operation: _Operation, refs: Mapping[Any, Any]) -> dict[str, Any]
     if operation.streams:
         done["text/event-stream"] = {}  # of chunks, which no schema of 3.1 can tell
     refusals = {
-        str(status): {"description": _REFUSALS[status], "content": _json(refs[Error])} for status in operation.statuses
+        str(status): {"description": _REFUSALS[status], "content": _json(refs[Error])}
+        for status in sorted({403, *operation.statuses})
     }
     responses = {"200": {"description": "done", "content": done}} | refusals
     found: dict[str, Any] = {"summary": operation.does, "responses": responses}

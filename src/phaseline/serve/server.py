@@ -55,7 +55,7 @@ class _Server:
         try:
             await self._client.start()
             tokenizer = await asyncio.to_thread(_read_tokenizer, self._config.model)
-            await self._serve(_Door(self._client, self._config, tokenizer))
+            await self._serve(_Door(self._client, self._config, tokenizer, self._sock.getsockname()[0]))
         finally:
             await self._client.close()
 
@@ -110,10 +110,10 @@ class _Server:
 class _Door(uvicorn.Server):
     """uvicorn on a socket that is bound already, its signals handled here."""
 
-    def __init__(self, client: EngineClient, config: ServeConfig, tokenizer: Tokenizer) -> None:
+    def __init__(self, client: EngineClient, config: ServeConfig, tokenizer: Tokenizer, address: str) -> None:
         super().__init__(
             uvicorn.Config(
-                create_app(client, config, tokenizer),
+                create_app(client, config, tokenizer, address),
                 http=Connection,
                 ws="none",
                 backlog=_BACKLOG,
