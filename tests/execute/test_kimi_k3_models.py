@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from phaseline import _native
-from phaseline.execute.native import MODES
 from phaseline.files.gguf import open_gguf
 from support.bounds import gamma
-from support.distributions import log_softmax
-from support.family_checks import assert_same_in_company, assert_same_tokens_as_llamacpp
+from support.family_checks import (
+    assert_near_llamacpp,
+    assert_same_in_company,
+    assert_same_on_any_schedule,
+    assert_same_tokens_as_llamacpp,
+)
 from support.kimi_k3 import Equations, write_kimi_k3
-from support.llamacpp import llamacpp
 from support.models import Model, logits, open_model, relative_error
-from support.small_programs import same_bits
-from support.tiny import EOS
 
 LENGTH = 70
 KINDS: dict[str, dict[str, Any]] = {
@@ -85,17 +85,7 @@ def test_against_llamacpp(tmp_path: Path, kind: str) -> None:
     sizes = {**KINDS[kind], "seed": 3}
     path = write_kimi_k3(tmp_path / "tiny.gguf", **sizes)
     other = write_kimi_k3(tmp_path / "other.gguf", **sizes, active=2)
-    with open_gguf(path) as file, open_gguf(other) as fewer, llamacpp(path, context=512, float32_state=True) as peer:
-        model, wrong = open_model(file), open_model(fewer)
-        ids = ids_of(model, 120, seed=1)
-        ours, theirs = (log_softmax(logits(m.native(kv_type="f32"), ids, chunk=33)) for m in (model, wrong))
-        # It tells nothing of the end, nor of a byte that is no character by itself (2 is the token of byte 0).
-        silent = {EOS, *range(2 + 128, 2 + 256)}
-        lengths = [n for n in range(9, 120, 7) if ours[n - 1].argmax() not in silent]
-        for n in lengths[:5]:
-            top, expected = peer.top(ids[:n], 20)
-            assert np.abs(ours[n - 1][top] - expected).max() < 0.03
-            assert np.abs(theirs[n - 1][top] - expected).max() > 0.1
+    assert_near_llamacpp(path, other)
 
 
 @pytest.mark.parametrize("kind", ["as published", "a full bank"])
@@ -118,18 +108,7 @@ def quantised(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
 
 def test_the_same_bits_for_any_schedule(quantised: Model) -> None:
     """Chunks, threads, modes and levels, over a context of more than one split; in bf16, as it is by default."""
-    ids = ids_of(quantised, 600)
-    want = logits(quantised.native(max_rows=600), ids)
-    for chunk in (7, 250):
-        assert same_bits(logits(quantised.native(threads=2), ids, chunk=chunk, seed=chunk), want)
-    assert same_bits(logits(quantised.native(threads=2), ids[:60], chunk=1), want[:60])
-    for mode in MODES:
-        assert same_bits(logits(quantised.native(mode=mode, threads=3), ids[:100], chunk=60), want[:100])
-    for level in _native.levels():
-        if level != "portable":
-            assert same_bits(logits(quantised.native(level=level), ids, chunk=300), want)
-    whole = logits(quantised.native(level="portable"), ids[:60])
-    assert same_bits(logits(quantised.native(level="portable", threads=2), ids[:60], chunk=7), whole)
+    assert_same_on_any_schedule(quantised, ids_of(quantised, 600), chunks=(7, 250))
 
 
 def test_company_in_the_batch(quantised: Model) -> None:

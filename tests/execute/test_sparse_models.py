@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 
 from phaseline import _native
-from phaseline.execute.native import MODES
 from phaseline.files.gguf import open_gguf
 from support.distributions import log_softmax
-from support.family_checks import assert_same_in_company
+from support.family_checks import assert_same_in_company, assert_same_on_any_schedule
 from support.llamacpp import llamacpp
 from support.models import Model, logits, open_model, relative_error
-from support.small_programs import same_bits
 from support.sparse import ARCHS, transformers_sparse, write_sparse
 from support.tiny import EOS, SMALLEST_VOCAB
 from support.transformers_llama import transformers_logits
@@ -94,17 +92,7 @@ def test_against_llamacpp(tmp_path: Path, arch: str) -> None:
 
 def test_the_same_bits_for_any_schedule(quantised: Model) -> None:
     """Chunks, threads, modes and levels; grouping by expert changes no bit of a row."""
-    ids = ids_of(quantised)
-    want = logits(quantised.native(), ids)
-    for chunk in (1, 7, 32, 100):
-        assert same_bits(logits(quantised.native(threads=2), ids, chunk=chunk, seed=chunk), want)
-    for mode in MODES:
-        assert same_bits(logits(quantised.native(mode=mode, threads=3), ids, chunk=60), want)
-    for level in _native.levels():
-        if level != "portable":
-            assert same_bits(logits(quantised.native(level=level), ids, chunk=64), want)
-    whole = logits(quantised.native(level="portable"), ids[:60])
-    assert same_bits(logits(quantised.native(level="portable", threads=2), ids[:60], chunk=7), whole)
+    assert_same_on_any_schedule(quantised, ids_of(quantised), chunks=(7, 32, 100))
 
 
 def test_company_in_the_batch(quantised: Model) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from support.models import Model
 from support.tiny import TinyWriter
+from support.tiny_latent import transformers_state, write_experts, write_gated, write_latent
 
 YARN: Mapping[str, Any] = {
     "deepseek2.rope.scaling.type": "yarn",
@@ -86,61 +86,15 @@ def write_deepseek(
     for n in range(layers):
         p = f"blk.{n}."
         w.vector(p + "attn_norm.weight", width, 1.0)
-        if q_rank:
-            w.matrix(p + "attn_q_a", q_rank, width)
-            w.vector(p + "attn_q_a_norm.weight", q_rank, 1.0)
-        inputs = q_rank or width
-        w.matrix(p + ("attn_q_b" if q_rank else "attn_q"), heads * (nope + pe), inputs, 2 * inputs**-0.5)
-        w.matrix(p + "attn_kv_a_mqa", rank + pe, width)
-        w.vector(p + "attn_kv_a_norm.weight", rank, 1.0, 0.3)
-        if fused:
-            w.matrix(p + "attn_kv_b", heads * (nope + value), rank)
-        else:
-            w.stack(p + "attn_k_b", heads, rank, nope)
-            w.stack(p + "attn_v_b", heads, value, rank)
-        w.matrix(p + "attn_output", width, heads * value, 3 * (heads * value) ** -0.5)
+        write_latent(w, p, width, heads, (nope, pe, value, rank, q_rank), fused)
         w.vector(p + "ffn_norm.weight", width, 1.0)
         if n < dense:
-            _gated(w, p, "", width, ff)
-            continue
-        w.values(p + "ffn_gate_inp.weight", rng.normal(0, 2 * width**-0.5, (experts, width)))
-        if version == 3:
-            w.vector(p + "exp_probs_b.bias", experts, std=0.2)
-        w.stack(p + "ffn_gate_exps", experts, expert_ff, width)
-        w.stack(p + "ffn_up_exps", experts, expert_ff, width)
-        w.stack(p + "ffn_down_exps", experts, width, expert_ff, 2 * expert_ff**-0.5)
-        _gated(w, p, "_shexp", width, expert_ff * shared)
+            write_gated(w, p, "", width, ff)
+        else:
+            write_experts(w, rng, p, width, experts, expert_ff, shared=shared, biased=version == 3)
     w.vector("output_norm.weight", width, 1.0)
     w.matrix("output", vocab, width, 2 * width**-0.5)
     return w.close()
-
-
-def _gated(w: TinyWriter, layer: str, end: str, width: int, ff: int) -> None:
-    w.matrix(f"{layer}ffn_gate{end}", ff, width)
-    w.matrix(f"{layer}ffn_up{end}", ff, width)
-    w.matrix(f"{layer}ffn_down{end}", width, ff, 2 * ff**-0.5)
-
-
-_LAYER = {
-    "attn_q": "self_attn.q_proj",
-    "attn_q_a": "self_attn.q_a_proj",
-    "attn_q_a_norm": "self_attn.q_a_layernorm",
-    "attn_q_b": "self_attn.q_b_proj",
-    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
-    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
-    "attn_kv_b": "self_attn.kv_b_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
-    "ffn_up_shexp": "mlp.shared_experts.up_proj",
-    "ffn_down_shexp": "mlp.shared_experts.down_proj",
-}
-_ENDS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
 
 def transformers_deepseek(model: Model, *, mistake: str = "") -> Any:
@@ -197,7 +151,7 @@ def transformers_deepseek(model: Model, *, mistake: str = "") -> Any:
         **own,
     )
     net = (DeepseekV3ForCausalLM if third else DeepseekV2ForCausalLM)(config)
-    state = {name: torch.tensor(values) for name, values in _state(model).items()}
+    state = {name: torch.tensor(values) for name, values in transformers_state(model).items()}
     touched = {"no bias": ("correction_bias", 0.0), "no latent norm": ("kv_a_layernorm", 1.0)}.get(mistake)
     for name, values in state.items():
         if touched and touched[0] in name:
@@ -207,28 +161,3 @@ def transformers_deepseek(model: Model, *, mistake: str = "") -> Any:
         for layer in net.model.layers:
             layer.self_attn.scaling = spec.head_dim**-0.5
     return net.train(False)
-
-
-def _state(model: Model) -> dict[str, NDArray[np.float32]]:
-    file, spec = model.file, model.spec
-    state = {}
-    for name in file.tensors:
-        stem, _, end = name.rpartition(".")
-        part = stem.split(".")[-1]
-        if stem in _ENDS:
-            state[f"{_ENDS[stem]}.weight"] = file.float32(name)
-        elif part == "exp_probs_b":
-            state[f"model.layers.{stem.split('.')[1]}.mlp.gate.e_score_correction_bias"] = file.float32(name)
-        elif part in _LAYER:
-            state[f"model.layers.{stem.split('.')[1]}.{_LAYER[part]}.{end}"] = file.float32(name)
-    for n in range(spec.layers):
-        at, to = f"blk.{n}.", f"model.layers.{n}."
-        if at + "attn_k_b.weight" in file.tensors:
-            keys, values = file.float32(at + "attn_k_b.weight"), file.float32(at + "attn_v_b.weight")
-            both = np.concatenate([keys.swapaxes(1, 2), values], axis=1)  # (heads, nope + value, rank)
-            state[to + "self_attn.kv_b_proj.weight"] = both.reshape(-1, both.shape[-1])
-        if at + "ffn_gate_exps.weight" in file.tensors:
-            gate, up, down = (file.float32(f"{at}ffn_{part}_exps.weight") for part in ("gate", "up", "down"))
-            state[to + "mlp.experts.gate_up_proj"] = np.concatenate([gate, up], axis=1)
-            state[to + "mlp.experts.down_proj"] = down
-    return state

@@ -8,11 +8,14 @@ from numpy.typing import NDArray
 
 from phaseline import _native
 from phaseline.execute.base import Executor
+from phaseline.execute.native import MODES
 from phaseline.files.gguf import open_gguf
 from phaseline.program.step import Segment, Step, Want
+from support.distributions import log_softmax
 from support.llamacpp import llamacpp
 from support.models import Model, logits, open_model, page_table, relative_error
 from support.small_programs import same_bits
+from support.tiny import EOS
 
 Floats = NDArray[np.float32]
 Answer = Callable[[Sequence[int]], Floats]  # logits of every position
@@ -87,6 +90,21 @@ def assert_same_in_company(model: Model, prompts: Sequence[Sequence[int]]) -> No
     assert same_bits(np.concatenate([first, rest]), want)
 
 
+def assert_same_on_any_schedule(model: Model, ids: Sequence[int], chunks: Sequence[int]) -> None:
+    """Chunks, threads, modes and levels leave every bit; over more than one split of attention where ids are many."""
+    want = logits(model.native(max_rows=len(ids)), ids)
+    for chunk in chunks:
+        assert same_bits(logits(model.native(threads=2), ids, chunk=chunk, seed=chunk), want)
+    assert same_bits(logits(model.native(threads=2), ids[:60], chunk=1), want[:60])
+    for mode in MODES:
+        assert same_bits(logits(model.native(mode=mode, threads=3), ids[:100], chunk=60), want[:100])
+    for level in _native.levels():
+        if level != "portable":
+            assert same_bits(logits(model.native(level=level), ids, chunk=len(ids) // 2), want)
+    whole = logits(model.native(level="portable"), ids[:60])
+    assert same_bits(logits(model.native(level="portable", threads=2), ids[:60], chunk=7), whole)
+
+
 def assert_seen(model: Model, wrong: Answer, tokens: int) -> None:
     """The comparison does tell the model from one that is wrong in what matters."""
     ids = random_ids(model, tokens)
@@ -105,6 +123,21 @@ def greedy(executor: Executor, prompt: Sequence[int], tokens: int) -> tuple[list
         fresh = [int(row.argmax())]
         ids += fresh
     return ids[len(prompt) :], lead
+
+
+def assert_near_llamacpp(path: Path, other: Path, *, limit: float = 0.03) -> None:
+    """Log-probabilities of its 20 most likely tokens, and no such ones for the model in `other`."""
+    with open_gguf(path) as file, open_gguf(other) as apart, llamacpp(path, context=512, float32_state=True) as peer:
+        model, wrong = open_model(file), open_model(apart)
+        ids = [int(i) for i in np.random.default_rng(1).integers(2, 258, 120)]
+        ours, theirs = (log_softmax(logits(m.native(kv_type="f32"), ids, chunk=33)) for m in (model, wrong))
+        # It tells nothing of the end, nor of a byte that is no character by itself (2 is the token of byte 0).
+        silent = {EOS, *range(2 + 128, 2 + 256)}
+        lengths = [n for n in range(9, 120, 7) if ours[n - 1].argmax() not in silent]
+        for n in lengths[:5]:
+            top, expected = peer.top(ids[:n], 20)
+            assert np.abs(ours[n - 1][top] - expected).max() < limit
+            assert np.abs(theirs[n - 1][top] - expected).max() > 0.1
 
 
 def assert_same_tokens_as_llamacpp(path: Path, *, prompts: Sequence[int], tokens: int, lead: float = 1e-4) -> None:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from support.models import Model
 from support.tiny import TinyWriter
+from support.tiny_latent import LAYER, transformers_state, write_experts, write_gated, write_latent
 
 
 def write_kimi(
@@ -79,18 +80,12 @@ def write_kimi(
         if carries:
             _delta(w, rng, p, width, heads, dim, taps, harsh)
         else:
-            _latent(w, p, width, heads, (nope, pe, value, rank, q_rank), fused)
+            write_latent(w, p, width, heads, (nope, pe, value, rank, q_rank), fused)
         w.vector(p + "ffn_norm.weight", width, 1.0)
         if n < dense:
-            _gated(w, p, "", width, ff)
-            continue
-        w.values(p + "ffn_gate_inp.weight", rng.normal(0, 2 * width**-0.5, (experts, width)))
-        w.vector(p + "exp_probs_b.bias", experts, std=0.2)
-        w.stack(p + "ffn_gate_exps", experts, expert_ff, width)
-        w.stack(p + "ffn_up_exps", experts, expert_ff, width)
-        w.stack(p + "ffn_down_exps", experts, width, expert_ff, 2 * expert_ff**-0.5)
-        if shared:
-            _gated(w, p, "_shexp", width, expert_ff * shared)
+            write_gated(w, p, "", width, ff)
+        else:
+            write_experts(w, rng, p, width, experts, expert_ff, shared=shared, biased=True)
     w.vector("output_norm.weight", width, 1.0)
     w.matrix("output", vocab, width, 2 * width**-0.5)
     return w.close()
@@ -114,57 +109,17 @@ def _delta(
     w.matrix(p + "attn_output", width, inner, 3 * inner**-0.5)
 
 
-def _latent(w: TinyWriter, p: str, width: int, heads: int, sizes: Sequence[int], fused: bool) -> None:
-    nope, pe, value, rank, q_rank = sizes
-    if q_rank:
-        w.matrix(p + "attn_q_a", q_rank, width)
-        w.vector(p + "attn_q_a_norm.weight", q_rank, 1.0)
-    inputs = q_rank or width
-    w.matrix(p + ("attn_q_b" if q_rank else "attn_q"), heads * (nope + pe), inputs, 2 * inputs**-0.5)
-    w.matrix(p + "attn_kv_a_mqa", rank + pe, width)
-    w.vector(p + "attn_kv_a_norm.weight", rank, 1.0, 0.3)
-    if fused:
-        w.matrix(p + "attn_kv_b", heads * (nope + value), rank)
-    else:
-        w.stack(p + "attn_k_b", heads, rank, nope)
-        w.stack(p + "attn_v_b", heads, value, rank)
-    w.matrix(p + "attn_output", width, heads * value, 3 * (heads * value) ** -0.5)
-
-
-def _gated(w: TinyWriter, layer: str, end: str, width: int, ff: int) -> None:
-    w.matrix(f"{layer}ffn_gate{end}", ff, width)
-    w.matrix(f"{layer}ffn_up{end}", ff, width)
-    w.matrix(f"{layer}ffn_down{end}", width, ff, 2 * ff**-0.5)
-
-
 _LAYER = {
-    "attn_q": "self_attn.q_proj",
+    **LAYER,
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
-    "attn_q_a": "self_attn.q_a_proj",
-    "attn_q_a_norm": "self_attn.q_a_layernorm",
-    "attn_q_b": "self_attn.q_b_proj",
-    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
-    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
-    "attn_kv_b": "self_attn.kv_b_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_norm": "input_layernorm",
     "ssm_f_a": "self_attn.forget_gate.f_a_proj",
     "ssm_f_b": "self_attn.forget_gate.f_b_proj",
     "ssm_g_a": "self_attn.g_a_proj",
     "ssm_g_b": "self_attn.g_b_proj",
     "ssm_beta": "self_attn.b_proj",
     "ssm_norm": "self_attn.o_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
-    "ffn_up_shexp": "mlp.shared_experts.up_proj",
-    "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
-_ENDS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
 
 def transformers_kimi(model: Model, *, mistake: str = "") -> Any:
@@ -215,14 +170,7 @@ def transformers_kimi(model: Model, *, mistake: str = "") -> Any:
 
 def _state(model: Model, mistake: str) -> dict[str, NDArray[np.float32]]:
     file, spec = model.file, model.spec
-    state = {}
-    for name in file.tensors:
-        stem, _, end = name.rpartition(".")
-        part = stem.split(".")[-1]
-        if stem in _ENDS:
-            state[f"{_ENDS[stem]}.weight"] = file.float32(name)
-        elif part in _LAYER:
-            state[f"model.layers.{stem.split('.')[1]}.{_LAYER[part]}.{end}"] = file.float32(name)
+    state = transformers_state(model, _LAYER)
     assert spec.delta is not None
     for n, carries in enumerate(spec.delta.layers):
         at, to = f"blk.{n}.", f"model.layers.{n}."
@@ -235,14 +183,6 @@ def _state(model: Model, mistake: str) -> dict[str, NDArray[np.float32]]:
             state[to + "self_attn.forget_gate.dt_bias"] = file.float32(at + "ssm_dt.bias")
             if mistake == "no output gate":
                 state[to + "self_attn.g_b_proj.weight"] *= 0
-        elif at + "attn_k_b.weight" in file.tensors:
-            keys, values = file.float32(at + "attn_k_b.weight"), file.float32(at + "attn_v_b.weight")
-            both = np.concatenate([keys.swapaxes(1, 2), values], axis=1)  # (heads, nope + value, rank)
-            state[to + "self_attn.kv_b_proj.weight"] = both.reshape(-1, both.shape[-1])
-        if at + "ffn_gate_exps.weight" in file.tensors:
-            gate, up, down = (file.float32(f"{at}ffn_{part}_exps.weight") for part in ("gate", "up", "down"))
-            state[to + "mlp.experts.gate_up_proj"] = np.concatenate([gate, up], axis=1)
-            state[to + "mlp.experts.down_proj"] = down
-            bias = file.float32(at + "exp_probs_b.bias")
-            state[to + "mlp.gate.e_score_correction_bias"] = bias * (mistake != "no bias")
+    if mistake == "no bias":
+        state |= {name: 0 * values for name, values in state.items() if name.endswith("e_score_correction_bias")}
     return state

@@ -1,8 +1,12 @@
-"""Kimi delta attention: what a file says of it, and the block it makes."""
+"""Kimi delta attention, the block it makes, and what files say of models that have it beside latent attention."""
+
+from collections.abc import Mapping
+from dataclasses import replace
 
 from phaseline.families.blocks import Decoder
-from phaseline.families.latent import latent_attention
-from phaseline.families.spec import DeltaSpec, ModelSpec, Settings
+from phaseline.families.latent import latent_attention, read_unturned_latent
+from phaseline.families.moe import read_moe
+from phaseline.families.spec import DeltaSpec, ModelSpec, Settings, decoder_spec
 from phaseline.files.base import TensorInfo
 from phaseline.program.ir import Rows, Value
 from phaseline.program.ops import Decay, DeltaAttend, RMSNorm, linear
@@ -17,6 +21,16 @@ def read_delta(s: Settings) -> DeltaSpec:
     keys = s.integers("attention.head_count_kv", layers, high=1)
     taps = s.integer("ssm.conv_kernel", low=2, high=64)
     return DeltaSpec(heads, s.integer("kda.head_dim", high=1024), taps, tuple(not n for n in keys))
+
+
+def read_hybrid(s: Settings, tensors: Mapping[str, TensorInfo]) -> ModelSpec:
+    """What models of delta attention, latent attention without rotation and experts behind dense layers state alike."""
+    latent, delta = read_unturned_latent(s), read_delta(s)
+    spec = decoder_spec(s, tensors, head_dim=latent.nope + latent.pe)
+    moe = read_moe(s, spec.ff, renormalise=True, scores="sigmoid")
+    s.integer("leading_dense_block_count", 0, low=0)  # without experts all are
+    s.only("nextn_predict_layers", 0)
+    return replace(spec, latent=latent, delta=delta, moe=moe)
 
 
 def hybrid_state(spec: ModelSpec) -> tuple[StateSpec, ...]:

@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from phaseline.families.blocks import Decoder
-from phaseline.families.delta import hybrid_attention, hybrid_state, read_delta
-from phaseline.families.latent import read_unturned_latent
-from phaseline.families.moe import mixture, read_moe
-from phaseline.families.spec import ModelSpec, Settings, decoder_spec
+from phaseline.families.delta import hybrid_attention, hybrid_state, read_hybrid
+from phaseline.families.moe import mixture
+from phaseline.families.spec import ModelSpec, Settings
 from phaseline.files.base import TensorInfo
 from phaseline.program.ir import Program, Value
 from phaseline.program.ops import Activation, residual_mix
@@ -25,19 +24,13 @@ class KimiK3Spec(ModelSpec):
 def spec_from(meta: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> KimiK3Spec:
     """Sizes from the file's `kimi-k3.*` keys."""
     s = Settings(meta, "kimi-k3")
-    latent, delta = read_unturned_latent(s), read_delta(s)
-    spec = decoder_spec(s, tensors, head_dim=latent.nope + latent.pe)
-    moe = read_moe(s, spec.ff, renormalise=True, scores="sigmoid")
-    s.integer("leading_dense_block_count", 0, low=0)  # without experts all are
-    s.only("nextn_predict_layers", 0)
-    space = s.integer("expert_latent_length", 0, low=0)
+    spec, space = read_hybrid(s, tensors), s.integer("expert_latent_length", 0, low=0)
+    assert spec.delta is not None
     s.only("activation.situ_beta", 4.0)
     s.only("activation.situ_linear_beta", 25.0)
-    full = KimiK3Spec(
-        **vars(replace(spec, latent=latent, moe=moe and replace(moe, latent=space))),
-        bank_every=s.integer("attn_res.block_size"),
-    )
-    full = replace(full, delta=replace(delta, lowest=s.number("kda.gate_lower_bound", low=-80.0, high=0.0)))
+    delta = replace(spec.delta, lowest=s.number("kda.gate_lower_bound", low=-80.0, high=0.0))
+    spec = replace(spec, delta=delta, moe=spec.moe and replace(spec.moe, latent=space))
+    full = KimiK3Spec(**vars(spec), bank_every=s.integer("attn_res.block_size"))
     s.refuse_unread()
     return full
 
