@@ -114,6 +114,7 @@ def our_command(model: str, threads: int, *options: str) -> str:
 def started(named: Sequence[tuple[str, str]], patience: float) -> Iterator[list[Server]]:
     """Servers of (name, URL or command), each ready and then halted; all are ended with the context."""
     servers = list[Server]()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that they are ended even then
     try:
         for name, where in named:
             servers.append(Server(name, where))
