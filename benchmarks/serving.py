@@ -136,16 +136,26 @@ def measure(
     cells: Mapping[tuple[str, int, int], Cell],
     make: Callable[[int, int, int], Sequence[Ask]],
     args: argparse.Namespace,
-) -> None:
-    """All blocks, once a round. `make` gives asks: of a prompt length, so many, by a seed."""
-    blocks = list(product(servers, args.prompts, args.streams))
-    for number, order in enumerate(interleave(blocks, args.rounds, args.seed)):
-        for server, prompt, streams in order:
-            requests = max(args.least, args.per_stream * streams)
-            *asks, warmup = make(prompt, requests + 1, args.seed + 1000 * number + streams)
-            cell = cells[server.name, prompt, streams]
-            asyncio.run(block(server, cell, asks, replace(warmup, prompt=warmup.prompt[:16]), args.goals))
-        print(f"round {number + 1} of {args.rounds} done", file=sys.stderr)
+) -> int:
+    """All blocks, once a round; how many rounds there were, fewer if a signal ended it. `make` gives asks: of a prompt
+    length, so many, by a seed."""
+    blocks, done = list(product(servers, args.prompts, args.streams)), 0
+    try:
+        for order in interleave(blocks, args.rounds, args.seed):
+            for server, prompt, streams in order:
+                requests = max(args.least, args.per_stream * streams)
+                *asks, warmup = make(prompt, requests + 1, args.seed + 1000 * done + streams)
+                cell = cells[server.name, prompt, streams]
+                asyncio.run(block(server, cell, asks, replace(warmup, prompt=warmup.prompt[:16]), args.goals))
+            done += 1
+            print(f"round {done} of {args.rounds} done", file=sys.stderr)
+    except SystemExit:
+        if not done:
+            raise
+    for cell in cells.values():
+        whole_rounds = done * (len(cell.metrics) // len(cell.rounds))
+        del cell.rounds[done:], cell.client_cpu[done:], cell.metrics[whole_rounds:]
+    return done
 
 
 def ratios(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -205,13 +215,13 @@ def main() -> int:
             return 1
         order = product(args.prompts, args.streams, (server.name for server in servers))
         cells = {(name, prompt, streams): Cell(name, prompt, streams) for prompt, streams, name in order}
-        measure(servers, cells, make, args)
-        commands = {server.name: server.command or server.url for server in servers}
-    rows = [cell.row() for cell in cells.values()]
-    names = ("model", "threads", "tokens", "rounds", "goodput", "per_stream", "least", "seed")
-    record = {name: getattr(args, name) for name in names} | {"cpu": cpu_model(), "servers": commands}
-    record |= {"checked": len(checks), "results": rows, "ratios": ratios(rows)}
-    print(json.dumps(record)) if args.json else show(record)
+        args.rounds = measure(servers, cells, make, args)
+        rows = [cell.row() for cell in cells.values()]
+        names = ("model", "threads", "tokens", "rounds", "goodput", "per_stream", "least", "seed")
+        record = {name: getattr(args, name) for name in names} | {"cpu": cpu_model(), "checked": len(checks)}
+        record["servers"] = {server.name: server.command or server.url for server in servers}
+        record |= {"results": rows, "ratios": ratios(rows)}
+        print(json.dumps(record), flush=True) if args.json else show(record)
     return 0
 
 
