@@ -168,6 +168,7 @@ def places(tiny: str, mixture: str, tmp_path_factory: pytest.TempPathFactory) ->
 
 REFUSED = [
     ("", "MODEL is missing"),
+    ("kimi-k3", "the shape alone is known"),
     ("TINY --count 2", "--count needs --hardware"),
     ("TINY --kv-bytes-per-token 5", "--kv-bytes-per-token needs --hardware"),
     ("--params 7e9", "--params needs --hardware"),

@@ -161,6 +161,23 @@ def test_the_rate_is_of_steps_that_read_prompts_and_follows_them() -> None:
     assert 450 < admission.rate < 500
 
 
+def test_short_prompts_say_nothing_of_long_ones() -> None:
+    admission = Admission(100, objective=10)
+    assert taken(admission, 1) == [True]
+    read(admission, 0.1, ("1-0", 0, 1))
+    assert admission.rate == pytest.approx(10)  # nothing better is known
+    assert taken(admission, 900) == [True]
+    read(admission, 1, ("900-0", 0, 500))
+    assert admission.rate == pytest.approx(500)
+    admission.release("1-0")
+    for _ in range(100):
+        assert taken(admission, 1) == [True]
+        read(admission, 0.1, ("1-0", 0, 1))
+        admission.release("1-0")
+    assert admission.rate == pytest.approx(500)
+    assert taken(admission, 2000) == [True]
+
+
 def test_another_engine_knows_of_nobody() -> None:
     admission = learnt(objective=1, max_queue=1)
     assert taken(admission, 500, 10) == [True, False]

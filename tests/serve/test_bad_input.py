@@ -89,12 +89,21 @@ def test_what_is_not_json_is_refused(server: Server, body: bytes, message: str) 
         (CHAT, {"messages": []}, "messages"),
         (CHAT, {"messages": [{"content": "x"}]}, "messages[0].role"),
         (CHAT, {"messages": [HELLO, {"role": "user", "content": 5}]}, "messages[1].content"),
+        (CHAT, {"messages": [HELLO, {"role": "user"}]}, "messages[1].content"),
+        (CHAT, {"messages": [HELLO, {"role": "tool", "content": None}]}, "messages[1].content"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         (CHAT, {"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages[0].content[0]"),
         (CHAT, {"messages": [HELLO | {"tool_calls": "x"}]}, "messages[0].tool_calls"),
         (CHAT, {"messages": [HELLO | {"tool_calls": [{}]}]}, "messages[0].tool_calls[0].function"),
         (CHAT, {"top_logprobs": 3}, "top_logprobs"),
-        (CHAT, {"logprobs": True, "top_logprobs": 21}, "logprobs"),
+        (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        (CHAT, {"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        *[
+            (path, {name: ["yes", "no"]}, name)
+            for path in (COMPLETIONS, CHAT)
+            for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+        ],
+        *[(CHAT, {name: 5}, name) for name in ("grammar", "json_schema", "n_predict")],
         (CHAT, {"tool_choice": "required"}, "tool_choice"),
         (CHAT, {"tools": [{"type": "function"}]}, "tools[0]"),
         (CHAT, {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
@@ -140,7 +149,8 @@ def test_null_is_absent_and_unknown_fields_are_ignored(server: Server, path: str
 
 @pytest.mark.parametrize("path", GOOD)
 def test_an_unknown_model_is_not_found(server: Server, path: str) -> None:
-    assert "gpt-4" in refused(server.ask(path, GOOD[path] | {"model": "gpt-4"}), 404, "model", "model_not_found")
+    told = refused(server.ask(path, GOOD[path] | {"model": "gpt-4"}), 404, "model", "model_not_found")
+    assert "`gpt-4`" in told and "`tiny`" in told
     assert server.ask(path, GOOD[path] | {"model": "tiny"}).status == 200
 
 

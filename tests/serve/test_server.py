@@ -173,7 +173,8 @@ def broken(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["BROKEN"], "broken.gguf"),
         (["TINY", "--chunk", "0"], "chunk = 0"),
         (["TINY", "--port", "70000"], "port = 70000"),
-        (["TINY", "--host", "256.1.1.1"], "cannot listen on 256.1.1.1"),
+        (["TINY", "--host", "256.1.1.1"], "choose another --host"),
+        (["TINY", "--allowed-host", "http://x"], "allowed_hosts = 'http://x'"),
     ],
 )
 def test_what_cannot_be_served_is_refused_with_the_reason(
@@ -189,7 +190,13 @@ def test_a_port_that_is_taken_is_named(server: Server, tiny: Path) -> None:
     port = str(server.address[1])
     done = run("serve", str(tiny), "--port", port)
     assert done.returncode == 2 and f"127.0.0.1:{port}: Address already in use" in done.stderr
+    assert "choose another --port" in done.stderr
     assert server.ask("/health").status == 200
+
+
+def test_once_it_is_ready_nothing_is_left_to_load(server: Server) -> None:
+    told = server.ask("/ready").json
+    assert told["status"] == "ready" and told["loaded_bytes"] == told["total_bytes"] > 0
 
 
 def test_it_listens_to_this_machine_alone(server: Server) -> None:

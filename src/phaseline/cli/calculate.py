@@ -36,9 +36,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def refuse_without_hardware(args: argparse.Namespace) -> None:
     """RequestError for what only `--hardware` makes sense of."""
+    from phaseline.lab.known_shapes import KNOWN
+
     for name in _OPTIONS:
         if getattr(args, name) is not None:
             raise RequestError(f"{_flag(name)} needs --hardware")
+    if args.model in KNOWN:
+        raise RequestError(f"of {args.model} the shape alone is known: say on what hardware, with --hardware")
     if args.model is None:
         raise RequestError("say which model: MODEL is missing")
     if args.batch is not None and len(args.batch) > 1:

@@ -131,7 +131,7 @@ def token_ids(text: str) -> list[int]:
 
 
 def _add_threads(group: "argparse._ArgumentGroup") -> None:
-    group.add_argument("--threads", type=int, metavar="N", help="(the cores this process may use)")
+    group.add_argument("--threads", type=int, metavar="N", help="that compute (the cores this process may use)")
 
 
 def _add_size_options(group: "argparse._ArgumentGroup") -> None:

@@ -39,7 +39,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     group.add_argument("--idle-timeout", type=float, metavar="S", help="most for a silent connection (60)")
     group.add_argument("--drain-timeout", type=float, metavar="S", help="for answers under way when stopped (30)")
     group.add_argument(
-        "--restart", action=argparse.BooleanOptionalAction, default=True, help="an engine that dies (yes)"
+        "--restart", action=argparse.BooleanOptionalAction, default=True, help="start an engine again that died (yes)"
     )
     group.add_argument(
         "--ceilings",

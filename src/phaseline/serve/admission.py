@@ -25,9 +25,11 @@ class Admission:
     """Keeps the queue short and promises of a first token true. It has no clock: reports tell what took how long.
 
     `max_queue`: requests that may wait beyond the `seats` of the engine that are free. `objective`: seconds in which a
-    prompt is to be read, by the rate at which prompts were read lately; None: any time will do. What counts is what
-    would be read before its first token: itself, prompts with no more left (to a factor of two), and as much again of
-    longer ones, since every second step may be for one that is late. A prompt that finds no other one is always taken.
+    prompt is to be read, by the rate at which prompts were read lately; None: any time will do. The rate is of steps
+    that left some of their prompts unread: short prompts say little of long ones, and count until there are such steps.
+    What counts is what would be read before its first token: itself, prompts with no more left (to a factor of two),
+    and as much again of longer ones, since every second step may be for one that is late. A prompt that finds no other
+    one is always taken.
 
     Everything costs the same however many there are.
     """
@@ -44,7 +46,8 @@ class Admission:
         self._guests: dict[str, _Guest] = {}
         self._left = [0] * _CLASSES  # tokens, by class
         self._seated = self._waiting = 0
-        self._tokens = self._seconds = 0.0  # of steps that read prompts, faded by their age
+        self._tokens = self._seconds = 0.0  # of steps that tell the rate, faded by their age
+        self._full = False  # whether one of them left some of a prompt unread
 
     @property
     def waiting(self) -> int:
@@ -78,12 +81,7 @@ class Admission:
 
     def observe(self, report: StepReport) -> None:
         """A step has run."""
-        read = sum(count for _, _, count in report.prefill)
-        if read and report.seconds > 0:
-            kept = 0.5 ** (report.seconds / _HALF_LIFE_S)
-            self._tokens = self._tokens * kept + read
-            self._seconds = self._seconds * kept + report.seconds
-            self.rate = self._tokens / self._seconds
+        full = False
         for request_id, start, count in report.prefill:
             guest = self._guests.get(request_id)
             if guest is None:
@@ -93,6 +91,10 @@ class Admission:
                 self._waiting -= 1
                 self._seated += guest.seats
             self._set_left(guest, max(0, guest.prompt - start - count))
+            full = full or guest.left > 0
+        read = sum(count for _, _, count in report.prefill)
+        if read and report.seconds > 0:
+            self._learn(read, report.seconds, full)
 
     def release(self, request_id: str) -> None:
         """A request has ended, however it did; nothing if it was not admitted, or was released before."""
@@ -104,6 +106,15 @@ class Admission:
             self._seated -= guest.seats
         else:
             self._waiting -= 1
+
+    def _learn(self, read: int, seconds: float, full: bool) -> None:
+        if full and not self._full:
+            self._full, self._tokens, self._seconds = True, 0.0, 0.0
+        if full == self._full:
+            kept = 0.5 ** (seconds / _HALF_LIFE_S)
+            self._tokens = self._tokens * kept + read
+            self._seconds = self._seconds * kept + seconds
+            self.rate = self._tokens / self._seconds
 
     def _set_left(self, guest: _Guest, left: int) -> None:
         self._left[_class(guest.left)] -= guest.left

@@ -133,7 +133,7 @@ class _Door:
 
     def _check_model(self, name: str) -> None:
         if name != self._config.name:
-            raise model_not_found(name)
+            raise model_not_found(name, self._config.name)
 
 
 _COMPLETION = msgspec.json.Decoder(CompletionBody)

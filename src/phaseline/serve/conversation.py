@@ -60,6 +60,8 @@ def tools_of(body: ChatBody, template: str | None) -> Tools | None:
 def _message(message: Mapping[str, Any], place: str) -> dict[str, Any]:
     if not isinstance(message.get("role"), str):
         raise refused(f"{place}.role", "must be a string")
+    if message.get("content") is None and message["role"] != "assistant":
+        raise refused(f"{place}.content", "is missing: only an assistant's message may have none")
     found = dict(message) | {"content": _text(message.get("content"), f"{place}.content")}
     if found.get("tool_calls") is None:
         found.pop("tool_calls", None)

@@ -208,6 +208,7 @@ class EngineClient:
             self.loading = report
         elif isinstance(report, Ready):
             self._facts = report.facts
+            self.loading = Loading(self.loading.total, self.loading.total)  # some bytes of a file are no weights
             self.admission.start(report.facts.max_running)
             if self.state is State.LOADING:
                 self.state = State.READY

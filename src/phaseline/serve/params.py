@@ -6,12 +6,14 @@ from hashlib import blake2b
 from typing import TypeVar
 
 from phaseline.engine.types import SamplingParams
+from phaseline.engine.validate import RANGES
 from phaseline.serve.grammars import grammar_of
 from phaseline.serve.problems import refused
 from phaseline.serve.protocol import ChatBody, CompletionBody, Generation
 
 _COMPLETION_TOKENS = 16  # what OpenAI and vLLM generate where no number is given
 _INT32 = 1 << 31
+_MOST_ALTERNATIVES = int(RANGES["logprobs"].high)
 _T = TypeVar("_T")
 
 
@@ -30,6 +32,8 @@ def chat_params(body: ChatBody, *, context: int) -> SamplingParams:
     """Settings of `/v1/chat/completions`; without a limit an answer may fill the `context`."""
     if body.top_logprobs and not body.logprobs:
         raise refused("top_logprobs", "needs logprobs to be true")
+    if not 0 <= (body.top_logprobs or 0) <= _MOST_ALTERNATIVES:
+        raise refused("top_logprobs", f"must be at least 0 and at most {_MOST_ALTERNATIVES}")
     for name, value in (("functions", body.functions), ("chat_template", body.chat_template)):
         if value is not None:
             raise refused(name, "not supported; " + _INSTEAD[name])
@@ -62,6 +66,15 @@ _INSTEAD = {
     "functions": "describe functions in tools",
     "chat_template": "conversations are spelt by the model's own template alone",
 }
+_CALLED_HERE = {  # what vLLM (formerly) and llama.cpp call what has another name here
+    "guided_json": "structured_outputs.json",
+    "guided_regex": "structured_outputs.regex",
+    "guided_choice": "structured_outputs.choice",
+    "guided_grammar": "structured_outputs.grammar",
+    "grammar": "structured_outputs.grammar",
+    "json_schema": "response_format",
+    "n_predict": "max_tokens",
+}
 
 
 def _params(
@@ -69,6 +82,9 @@ def _params(
 ) -> SamplingParams:
     if body.use_beam_search:
         raise refused("use_beam_search", "beam search is not supported")
+    for name, here in _CALLED_HERE.items():
+        if getattr(body, name) is not None:
+            raise refused(name, f"not supported; it is called {here} here")
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=_or(body.min_tokens, 0),

@@ -59,9 +59,10 @@ def problem(error: PhaselineError) -> Problem:
     return Problem(500, message, type="server_error", code="engine_error")
 
 
-def model_not_found(model: str) -> Problem:
-    """404 for a model that is not served."""
-    return Problem(404, f"The model `{model}` does not exist.", param="model", code="model_not_found")
+def model_not_found(model: str, served: str) -> Problem:
+    """404 for a model other than the one that is served."""
+    message = f"The model `{model[:200]}` does not exist: this server has `{served}`."
+    return Problem(404, message, param="model", code="model_not_found")
 
 
 def _named(message: str) -> Problem:

@@ -12,6 +12,7 @@ Tokens = list[int]
 # As templates want them; `conversation` says by name what is wrong with one.
 _CONTENT = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}, {"type": "null"}]}
 _MESSAGE = {"required": ["role"], "properties": {"role": {"type": "string"}, "content": _CONTENT}}
+Unsupported = Annotated[Any, Meta(extra_json_schema={"type": "null"})]  # whatever it is
 MessageBody = Annotated[dict[str, Any], Meta(extra_json_schema=_MESSAGE)]
 
 
@@ -68,6 +69,13 @@ class Generation(Struct, kw_only=True):
     return_progress: bool | None = None
     return_token_ids: bool | None = None
     use_beam_search: bool | None = None
+    guided_json: Unsupported = None
+    guided_regex: Unsupported = None
+    guided_choice: Unsupported = None
+    guided_grammar: Unsupported = None
+    grammar: Unsupported = None
+    json_schema: Unsupported = None
+    n_predict: Unsupported = None
 
 
 class CompletionBody(Generation, kw_only=True):

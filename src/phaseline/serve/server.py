@@ -1,6 +1,7 @@
 """`phaseline serve` from start to exit status: the engine's process, the socket, signals, drain."""
 
 import asyncio
+import errno
 import gc
 import logging
 import math
@@ -161,7 +162,8 @@ def _bound(host: str, port: int, patience: float) -> socket.socket:
         sock.bind(address)
         sock.listen(_BACKLOG)  # before this another server could bind to the same port
     except OSError as error:
-        raise PhaselineError(f"cannot listen on {host}:{port}: {error.strerror}; choose another with --port") from None
+        option = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
+        raise PhaselineError(f"cannot listen on {host}:{port}: {error.strerror}; choose another {option}") from None
     return sock
 
 
