@@ -26,6 +26,7 @@ from phaseline.lab.systems.phaseline import PhaselineSystem, carried_on
 from phaseline.program.step import Segment, Step
 
 CONTEXTS = (512, 1024, 2048, 4096, 8192)
+TINY = 1024  # what the tiny model holds
 FLAT = 0.15  # by how much the rate may fall from the shortest context to the longest
 
 
@@ -83,11 +84,12 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--chunk", type=int, default=512)
-    parser.add_argument("--longest", type=int, default=CONTEXTS[-1], help="context to stop at")
+    parser.add_argument("--longest", type=int, help=f"context to stop at ({CONTEXTS[-1]}; --tiny: {TINY})")
     parser.add_argument("--level", help="force an instruction-set level")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    contexts = [c for c in CONTEXTS if args.chunk <= c <= args.longest and c % args.chunk == 0]
+    longest = args.longest or (TINY if args.tiny else CONTEXTS[-1])
+    contexts = [c for c in CONTEXTS if args.chunk <= c <= longest and c % args.chunk == 0]
     if not contexts:
         parser.error(f"no context of {', '.join(map(str, CONTEXTS))} is a multiple of that chunk, and short enough")
     with tempfile.TemporaryDirectory() as folder:

@@ -164,7 +164,7 @@ def test_linear_attention_is_timed_against_the_context(
     benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """And what falls with the context is told from what does not."""
-    options = ["--tiny", "--rounds", "2", "--chunk", "512", "--longest", "1024", "--threads", "1", "--json"]
+    options = ["--tiny", "--rounds", "2", "--chunk", "512", "--threads", "1", "--json"]
     monkeypatch.setattr(sys, "argv", ["linear.py", *options])
     assert benchmark.linear.main() == 0
     record = json.loads(capsys.readouterr().out)

@@ -55,3 +55,10 @@ def test_the_model_is_listed_by_its_name(openai: OpenAI, engine: Engine) -> None
     assert model.model_dump()["max_model_len"] == engine.context
     with pytest.raises(NotFoundError):
         openai.models.retrieve("other/model")
+
+
+def test_without_a_template_no_conversation_is_answered(beginning: Server) -> None:
+    for path in ("/v1/chat/completions", "/tokenize"):
+        answer = beginning.ask(path, {"messages": [{"role": "user", "content": "x"}]})
+        assert answer.status == 400 and answer.json["error"]["param"] == "messages"
+        assert "no chat template; /v1/completions" in answer.json["error"]["message"]

@@ -158,7 +158,8 @@ def _grammar(args: argparse.Namespace) -> "Grammar | None":
         with path.open(encoding="utf-8") as file:
             return Grammar("json_schema", file.read(1 << 20))  # more than any schema may have
     except (OSError, UnicodeError) as error:
-        raise RequestError(f"--json-schema {path}: cannot be read: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise RequestError(f"--json-schema {path}: cannot be read: {reason}") from None
 
 
 def _given(args: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:

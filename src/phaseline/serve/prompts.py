@@ -58,6 +58,8 @@ class Prompts:
         self, body: ChatBody | TokenizeBody, functions: Sequence[Mapping[str, Any]], max_tokens: int, context: int
     ) -> list[int]:
         """The ids of a conversation that may call `functions`, up to where the answer begins."""
+        if self.tokenizer.chat_template is None:
+            raise refused("messages", "this model has no chat template; /v1/completions continues any text")
         text = render_chat(
             self.tokenizer,
             messages_of(body.messages or []),

@@ -53,7 +53,9 @@ class LlamaCppSystem:
         try:
             xllamacpp = importlib.import_module("xllamacpp")
         except ImportError:
-            raise UnsupportedError("llama.cpp in this process needs the package xllamacpp: install it") from None
+            raise UnsupportedError(
+                "llama.cpp in this process needs the package xllamacpp: pip install 'phaseline[reference]'"
+            ) from None
         if Path(model_path).is_dir():
             raise UnsupportedError(f"{model_path}: llama.cpp reads GGUF files, not folders")
         params = xllamacpp.CommonParams()
