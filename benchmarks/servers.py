@@ -18,7 +18,7 @@ from phaseline.lab.drive import follow
 from phaseline.lab.systems.base import Ask
 from phaseline.lab.systems.openai_http import OpenAISystem
 
-_ENDING_S = 10.0
+_ENDING_S = 2.0
 _TOLD = 2000  # last characters of what a server printed, where it ends too soon
 
 

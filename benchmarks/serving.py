@@ -111,6 +111,8 @@ def whole(trace: Trace, ask: Ask) -> Trace:
         return replace(trace, error=f"{trace.output_tokens} tokens came of {ask.max_tokens}")
     if trace.error is None and trace.prompt_tokens not in (None, len(ask.prompt)):
         return replace(trace, error=f"the prompt of {len(ask.prompt)} tokens was taken for {trace.prompt_tokens}")
+    if trace.error is None and (trace.cached_tokens or 0) > 0.1 * len(ask.prompt):
+        return replace(trace, error=f"a cache served {trace.cached_tokens} tokens of the prompt")
     return trace
 
 
@@ -144,7 +146,8 @@ def measure(
         for order in interleave(blocks, args.rounds, args.seed):
             for server, prompt, streams in order:
                 requests = max(args.least, args.per_stream * streams)
-                *asks, warmup = make(prompt, requests + 1, args.seed + 1000 * done + streams)
+                size = args.prompts.index(prompt) * len(args.streams) + args.streams.index(streams)
+                *asks, warmup = make(prompt, requests + 1, args.seed + 1000 * done + size)  # no prompt begins another
                 cell = cells[server.name, prompt, streams]
                 asyncio.run(block(server, cell, asks, replace(warmup, prompt=warmup.prompt[:16]), args.goals))
             done += 1
