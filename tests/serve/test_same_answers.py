@@ -49,7 +49,7 @@ def crowded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     write, context = MODELS[request.param]
     model = write(tmp_path_factory.mktemp("models") / f"{request.param}.gguf", context=context)
     options = {"memory": memory_for(model, context, 3), "chunk": CHUNK, "context": context, "max-running": SEATS}
-    with serving(model, *(f"--{name}={value}" for name, value in options.items())) as running:
+    with serving(model, "--check-pages", *(f"--{name}={value}" for name, value in options.items())) as running:
         yield running, context // 5
 
 

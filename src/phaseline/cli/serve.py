@@ -37,6 +37,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     group.add_argument("--request-timeout", type=float, metavar="S", help="most for a whole request (600)")
     group.add_argument("--idle-timeout", type=float, metavar="S", help="most for a silent connection (60)")
+    group.add_argument(
+        "--step-timeout", type=float, metavar="S", help="most for one step; an engine that hangs is started again (600)"
+    )
     group.add_argument("--drain-timeout", type=float, metavar="S", help="for answers under way when stopped (30)")
     group.add_argument(
         "--restart", action=argparse.BooleanOptionalAction, default=True, help="start an engine again that died (yes)"
@@ -45,6 +48,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--ceilings",
         action="store_true",
         help="measure at the start, in about a second, what this machine allows each phase; the live page shows it",
+    )
+    group.add_argument(
+        "--check-pages", action="store_true", help="look after every step whether a page is lost (slow: for tests)"
     )
     add_serving_options(parser)
     parser.set_defaults(run=run)
@@ -62,9 +68,11 @@ def run(args: argparse.Namespace) -> int:
         "ttft_objective",
         "request_timeout",
         "idle_timeout",
+        "step_timeout",
         "drain_timeout",
         "restart",
         "ceilings",
+        "check_pages",
     )
     given = {name: value for name in settings if (value := getattr(args, name)) is not None}
     keys = args.api_key or [key for key in [os.environ.get("PHASELINE_API_KEY")] if key]

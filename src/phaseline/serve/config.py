@@ -27,14 +27,17 @@ class ServeConfig:
     ttft_objective: float | None = None  # requests that can't start to answer by then are refused
     request_timeout: float = 600.0  # of a whole request, from its acceptance to its last token
     idle_timeout: float = 60.0  # of a connection on which nothing moves
+    step_timeout: float = 600.0  # an engine's process that says nothing for so long is ended
     drain_timeout: float = 30.0  # streams get so long to finish once the server is asked to stop
     restart: bool = True  # an engine process that dies
     ceilings: bool = False  # measure, before serving, what the machine allows each phase
+    check_pages: bool = False  # after every step; what is wrong with them ends the server
     max_body: int = 16 << 20
     max_unread: int = 1024  # answers that wait for a client who does not read; it is cut off beyond
 
     def __post_init__(self) -> None:
         _at_least(0, port=self.port, drain_timeout=self.drain_timeout)
+        _at_least(2, step_timeout=self.step_timeout)  # who has nothing to do says so every second
         _at_least(1, max_queue=self.max_queue, max_body=self.max_body, max_unread=self.max_unread)
         times = {"request_timeout": self.request_timeout, "idle_timeout": self.idle_timeout}
         _above_zero(**times, ttft_objective=1.0 if self.ttft_objective is None else self.ttft_objective)

@@ -4,6 +4,7 @@ import asyncio
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -69,6 +70,7 @@ class EngineClient:
         self._process: subprocess.Popen[bytes] | None = None
         self._transport: asyncio.WriteTransport | None = None
         self._fatal: Fatal | None = None
+        self._heard = 0.0  # when the latest report came, by time.monotonic
         self._settled = asyncio.Event()  # ready or gone
         self._gone = asyncio.Event()
 
@@ -99,7 +101,7 @@ class EngineClient:
         self._gone.clear()
         loop = asyncio.get_running_loop()
         self._transport, _ = await loop.create_unix_connection(lambda: _Link(self), sock=ours)
-        self._send(Load(self.config.model, dict(self.config.load), self.config.ceilings))
+        self._send(Load(self.config.model, dict(self.config.load), self.config.ceilings, self.config.check_pages))
 
     def check(self) -> None:
         """Raise what `submit` would now of any request: Unavailable, or Overloaded where the queue is full."""
@@ -165,9 +167,16 @@ class EngineClient:
         return not self._gone.is_set()
 
     async def gone(self) -> PhaselineError:
-        """Wait until the process is gone; why it went: as it told, or EngineDied with what the system tells."""
-        await self._gone.wait()
+        """Wait until the process is gone; why it went: as it told, or EngineDied with what the system tells.
+
+        Ends a process that has been ready and says nothing any more.
+        """
         assert self._process
+        while not self._gone.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._gone.wait(), self.config.step_timeout / 4)
+            if self._settled.is_set() and time.monotonic() - self._heard > self.config.step_timeout:
+                self.kill()
         code = await asyncio.to_thread(self._process.wait)
         if self._fatal:
             return _REFUSALS.get(self._fatal.kind, PhaselineError)(self._fatal.message)
@@ -202,6 +211,7 @@ class EngineClient:
             self._transport.write(command)
 
     def _take(self, report: Report) -> None:
+        self._heard = time.monotonic()
         if isinstance(report, StepReport):
             self._take_step(report)
         elif isinstance(report, Loading):

@@ -95,14 +95,18 @@ class Outcome:
 class Worker:
     """Carries out commands on an engine."""
 
-    def __init__(self, engine: Engine, channel: Channel, compiling: Compiling) -> None:
+    def __init__(self, engine: Engine, channel: Channel, compiling: Compiling, *, check_pages: bool = False) -> None:
         self._engine = engine
+        self._check_pages = check_pages
         self._channel = channel
         self._compiling = compiling
         self._outcome = Outcome()
 
     def serve(self) -> None:
-        """Step while there is work, until the server says Close or is gone."""
+        """Step while there is work, until the server says Close or is gone.
+
+        Raises AssertionError where pages are checked and found to be lost or held twice.
+        """
         while True:
             for command in self._channel.receive(0.0 if self._engine.has_work else IDLE_S, self._compiling.bell):
                 if isinstance(command, Close):
@@ -111,6 +115,8 @@ class Worker:
             for job in self._compiling.take():
                 self._enter(job)
             self._engine.step()
+            if self._check_pages:
+                self._engine.scheduler.table.check()
             self._channel.send(self._report())
 
     def _obey(self, command: Command) -> None:
@@ -209,10 +215,10 @@ def run(sock: socket.socket) -> int:
             gc.freeze()  # to look through all that loading made takes as long as some steps
             channel.send(Ready(facts_of(engine, command)))
             with Compiling(engine) as compiling:
-                Worker(engine, channel, compiling).serve()
+                Worker(engine, channel, compiling, check_pages=command.check_pages).serve()
     except (EOFError, ConnectionError):  # the server has gone: nobody is left to serve
         return 1
-    except (PhaselineError, OSError, MemoryError) as error:
+    except (PhaselineError, OSError, MemoryError, AssertionError) as error:
         channel.send(Fatal(type(error).__name__, str(error) or "out of memory"), wait=True)
         return 2
     return 0

@@ -25,6 +25,7 @@ class Load(_Message, frozen=True):
     model: str
     options: dict[str, Any]
     ceilings: bool = False  # measure what the machine allows, too
+    check_pages: bool = False  # look for lost pages after every step
 
 
 class Submit(_Message, frozen=True):
