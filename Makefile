@@ -7,6 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 MODEL ?= smollm2
 PROMPT ?= In two sentences: why is reading a prompt faster than writing an answer?
 OUT ?= measure.json
+SOAK ?= 3600
 BASE ?= HEAD~1
 ARGS ?=
 
@@ -20,7 +21,7 @@ BUILD_INPUTS := pyproject.toml $(wildcard CMakeLists.txt) $(shell find src/phase
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check sanitize bench bench-base lab wheel clean
+.PHONY: help demo test soak check sanitize bench bench-base lab wheel clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -32,6 +33,9 @@ demo: $(VENV)/.core  ## fetch a small model, answer one prompt, measure both pha
 
 test: $(VENV)/.dev  ## run all tests (ARGS="-k name" goes to pytest)
 	$(BIN)/python -m pytest $(ARGS)
+
+soak: $(VENV)/.dev  ## a server under mixed load for SOAK seconds (3600): known answers, flat memory, no page lost
+	PHASELINE_SOAK_S=$(SOAK) $(BIN)/python -m pytest -q -s tests/serve/test_soak.py $(ARGS)
 
 check: $(VENV)/.dev  ## lint, check types and import arrows
 	$(BIN)/ruff check src tests benchmarks
