@@ -22,8 +22,8 @@ async def onslaught(server: Server, rng: random.Random) -> None:
 
 def test_an_onslaught_harms_nobody_and_leaves_nothing(tiny: Path) -> None:
     rng = random.Random(1)
-    options = "--memory=262M --context=4096 --chunk=128 --idle-timeout=1 --max-queue=2000 --check-pages".split()
-    with serving(tiny, *options) as server:
+    options = ("--memory=262M", "--context=4096", "--chunk=128", "--idle-timeout=1", "--max-queue=2000")
+    with serving(tiny, "--check-pages", *options) as server:
         cases = [Case.drawn(rng, prompt=400, tokens=100) for _ in range(HONEST)]
         alone = [case.ask(server) for case in cases]
         files, before, memory = server.open_files, (0, 0), (0, 0)

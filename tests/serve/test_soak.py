@@ -1,5 +1,5 @@
-"""Mixed load for PHASELINE_SOAK_S seconds (20; `make soak` takes an hour): each answer is the one that was known before,
-no page is lost at any step, and memory stays flat.
+"""Mixed load for PHASELINE_SOAK_S seconds (20; `make soak` takes an hour): each answer is the one known before, no
+page is lost at any step, and memory stays flat.
 
 Flat: after the last of five equal rounds no process holds GROWTH more than after the second, nobody being served.
 """
@@ -39,8 +39,8 @@ def keep_asking(server: Server, rng: random.Random, known: list[tuple[Case, obje
 
 def test_hours_of_load_change_nothing(tiny: Path) -> None:
     rng = random.Random(0)
-    options = "--memory=258M --context=2048 --chunk=64 --idle-timeout=2 --max-queue=2000 --check-pages".split()
-    with serving(tiny, *options) as server, ThreadPoolExecutor(CLIENTS) as threads:
+    options = ("--memory=258M", "--context=2048", "--chunk=64", "--idle-timeout=2", "--max-queue=2000")
+    with serving(tiny, "--check-pages", *options) as server, ThreadPoolExecutor(CLIENTS) as threads:
         cases = [Case.drawn(rng, prompt=rng.choice([100, 1600]), tokens=120) for _ in range(KNOWN)]
         known: list[tuple[Case, object]] = [(case, case.ask(server)) for case in cases]
         files, memory, done = server.open_files, [], Counter[str]()
