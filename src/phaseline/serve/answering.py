@@ -51,17 +51,23 @@ class Answering:
                     if isinstance(item, Delta):
                         tally.add(item)
                         deltas[number * asked.n + item.index].append(item)
-        answer = Answer[Struct](
-            id=envelope.id,
-            object="chat.completion" if asked.chat else "text_completion",
-            created=envelope.created,
-            model=envelope.model,
-            choices=[choice.whole(deltas[index]) for index, choice in enumerate(asked.choices)],
-            usage=tally.usage(),
-            timings=tally.timings(),
-            prompt_token_ids=asked.requests[0].prompt if asked.chat and asked.prompt_ids else UNSET,
-        )
-        await Response(msgspec.json.encode(answer), media_type="application/json")(scope, receive, send)
+        usage, timings = tally.usage(), tally.timings()
+
+        def spelt() -> bytes:
+            answer = Answer[Struct](
+                id=envelope.id,
+                object="chat.completion" if asked.chat else "text_completion",
+                created=envelope.created,
+                model=envelope.model,
+                choices=[choice.whole(deltas[index]) for index, choice in enumerate(asked.choices)],
+                usage=usage,
+                timings=timings,
+                prompt_token_ids=asked.requests[0].prompt if asked.chat and asked.prompt_ids else UNSET,
+            )
+            return msgspec.json.encode(answer)
+
+        # Log-probabilities of a long answer take seconds to spell, in which others want to be served.
+        await Response(await asyncio.to_thread(spelt), media_type="application/json")(scope, receive, send)
 
     async def _events(self, send: Send) -> None:
         task = asyncio.current_task()
@@ -73,7 +79,11 @@ class Answering:
                     spelling = _Spelling(self._asked, Tally(streams))
                     async with aclosing(_items(streams)) as items:
                         async for number, item in items:
-                            if data := spelling.of(number, item):
+                            if isinstance(item, Delta) and item.prompt_logprobs:  # of thousands of tokens at once
+                                data = await asyncio.to_thread(spelling.of, number, item)
+                            else:
+                                data = spelling.of(number, item)
+                            if data:
                                 await events.write(data)
             except PhaselineError as error:
                 if not events.begun:
