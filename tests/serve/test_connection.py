@@ -107,6 +107,17 @@ def test_several_requests_in_one_go_are_answered_in_order(impatient: Server) -> 
         assert what_is_left(sock).count(b"HTTP/1.1 200 OK") == 4
 
 
+def test_who_leaves_takes_along_what_he_asked_for_and_what_was_to_follow(impatient: Server) -> None:
+    body = b'{"prompt": "x", "max_tokens": 30000, "ignore_eos": true}'
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    before = impatient.metric("generated_tokens_total")
+    with connected(impatient) as sock:
+        sock.sendall((head % len(body) + body) * 2)
+        eventually(lambda: impatient.metric("requests_running") == 1)
+    eventually(lambda: impatient.idle)
+    assert impatient.metric("generated_tokens_total") < before + 30_000
+
+
 def test_who_does_not_read_is_closed_whatever_was_asked(impatient: Server) -> None:
     """Be it an answer without end, or many that were complete long ago."""
     endless = b'{"prompt": "x", "max_tokens": 30000, "ignore_eos": true, "logprobs": 20, "stream": true}'
