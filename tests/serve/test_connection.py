@@ -109,10 +109,11 @@ def test_several_requests_in_one_go_are_answered_in_order(impatient: Server) -> 
 
 def test_who_leaves_takes_along_what_he_asked_for_and_what_was_to_follow(impatient: Server) -> None:
     body = b'{"prompt": "x", "max_tokens": 30000, "ignore_eos": true}'
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: [::]\r\nContent-Type: application/json\r\n"
+    request = head + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
     before = impatient.metric("generated_tokens_total")
     with connected(impatient) as sock:
-        sock.sendall((head % len(body) + body) * 2)
+        sock.sendall(request * 2)
         eventually(lambda: impatient.metric("requests_running") == 1)
     eventually(lambda: impatient.idle)
     assert impatient.metric("generated_tokens_total") < before + 30_000
