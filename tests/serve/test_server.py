@@ -204,3 +204,19 @@ def test_it_listens_to_this_machine_alone(server: Server) -> None:
     address = f"{socket.inet_aton('127.0.0.1')[::-1].hex().upper()}:{server.address[1]:04X}"
     rows = [row.split() for row in listening.splitlines()[1:]]
     assert [row[1] for row in rows if row[3] == "0A" and row[1].endswith(address[-5:])] == [address]
+
+
+def test_a_server_open_to_everyone_says_so(tiny: Path) -> None:
+    with serving(tiny, "--host", "0.0.0.0") as server:
+        server.stop()
+        assert "give it an --api-key" in server.process.stderr.read()
+    with serving(tiny, "--host", "0.0.0.0", "--api-key", "secret", ready=False) as server:
+        server.stop()
+        assert server.process.stderr.read() == ""
+
+
+def test_the_model_is_called_as_it_is_told_to_be(tiny: Path) -> None:
+    with serving(tiny, "--alias", "mine/own") as server:
+        assert server.ask("/v1/models").json["data"][0]["id"] == "mine/own"
+        body = {"model": "mine/own", "prompt": [1, 2], "max_tokens": 1}
+        assert server.ask("/v1/completions", body).json["model"] == "mine/own"

@@ -19,6 +19,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1: this machine alone)")
     group.add_argument("--port", type=int, metavar="N", default=8000, help="0: any that is free (8000)")
     group.add_argument(
+        "--served-model-name",
+        "--alias",
+        dest="served_name",
+        metavar="NAME",
+        help="what clients call the model (the name of its file or folder)",
+    )
+    group.add_argument(
         "--api-key",
         action="append",
         metavar="KEY",
@@ -62,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
     from phaseline.serve.server import run as serve
 
     settings = (
+        "served_name",
         "host",
         "port",
         "max_queue",

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any
 
 from phaseline.errors import RequestError
@@ -19,6 +20,7 @@ class ServeConfig:
 
     model: str  # as `load` takes it
     load: Mapping[str, Any] = field(default_factory=dict)  # further arguments of `load`
+    served_name: str | None = None  # what clients call the model; None: its file's or folder's name
     host: str = "127.0.0.1"
     port: int = 8000  # 0: any free one
     api_keys: tuple[str, ...] = ()  # none: everyone may ask
@@ -52,8 +54,8 @@ class ServeConfig:
     @property
     def name(self) -> str:
         """What clients call the model."""
-        from pathlib import PurePath
-
+        if self.served_name:
+            return self.served_name
         path = PurePath(self.model)
         return path.stem if path.suffix == ".gguf" else path.name
 

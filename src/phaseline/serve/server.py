@@ -8,10 +8,12 @@ import math
 import os
 import signal
 import socket
+import sys
 import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from ipaddress import ip_address
 
 import uvicorn
 import uvloop
@@ -56,7 +58,11 @@ class _Server:
         try:
             await self._client.start()
             tokenizer = await asyncio.to_thread(_read_tokenizer, self._config.model)
-            await self._serve(_Door(self._client, self._config, tokenizer, self._sock.getsockname()[0]))
+            address = self._sock.getsockname()[0]
+            if not self._config.api_keys and not ip_address(address).is_loopback:
+                warning = "phaseline: whoever reaches this machine may ask this server: give it an --api-key"
+                print(warning, file=sys.stderr, flush=True)
+            await self._serve(_Door(self._client, self._config, tokenizer, address))
         finally:
             await self._client.close()
 
