@@ -86,6 +86,15 @@ def test_every_import_follows_the_arrows() -> None:
     assert not found, "\n".join(found)
 
 
+def test_the_rooms_of_the_server_stand_on_each_other() -> None:
+    below = {"process": ("door", "live", "server"), "live": ("door", "server"), "door": ("server",)}
+    for room, above in below.items():
+        for file in (PACKAGE / "serve" / room).rglob("*.py"):
+            path = PurePosixPath(file.relative_to(PACKAGE).as_posix())
+            names = [name for _, name in imported(path, file.read_text())]
+            assert not [n for n in names if n.startswith(tuple(f"phaseline.serve.{a}" for a in above))], path
+
+
 def test_the_arrows_make_no_circle() -> None:
     assert set(TopologicalSorter(ALLOWED).static_order()) == set(ALLOWED)
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phaseline.engine.types import Delta, FinishReason, Request, SamplingParams
-from phaseline.serve.lives import Life, Lives, Seen
-from phaseline.serve.messages import StepReport
-from phaseline.serve.metrics import Metrics
+from phaseline.serve.live.lives import Life, Lives, Seen
+from phaseline.serve.live.metrics import Metrics
+from phaseline.serve.process.messages import StepReport
 
 MS = 1_000_000  # nanoseconds
 SECRET = "a word of an answer"

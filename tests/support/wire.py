@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from phaseline.engine.types import Request, SamplingParams
-from phaseline.serve.messages import FrameReader, StepReport, frame, read_report, submit
+from phaseline.serve.process.messages import FrameReader, StepReport, frame, read_report, submit
 
 PARAMS = SamplingParams(max_tokens=4, ignore_eos=True)
 

@@ -22,12 +22,12 @@ from phaseline.errors import PhaselineError
 from phaseline.files.model_file import open_model_file, open_tokenizer
 from phaseline.files.tokenizer import Tokenizer
 from phaseline.files.zoo import resolve
-from phaseline.serve.app import create_app
 from phaseline.serve.config import ServeConfig
-from phaseline.serve.connection import Connection
-from phaseline.serve.engine_client import EngineClient
+from phaseline.serve.door.app import create_app
+from phaseline.serve.door.connection import Connection
 from phaseline.serve.errors import EngineDied, Unavailable
-from phaseline.serve.messages import EngineFacts
+from phaseline.serve.process.engine_client import EngineClient
+from phaseline.serve.process.messages import EngineFacts
 
 _DEATHS, _DEATHS_WITHIN_S = 3, 300.0  # of the engine's process; beyond, restarting it would only hide a defect
 _BACKLOG = 1024  # connections that wait for their first look

@@ -1,0 +1,109 @@
+"""What of the server can be watched: /metrics and /live, fed by the engine's reports."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from phaseline.serve.errors import Unavailable
+from phaseline.serve.live.exposition import CONTENT_TYPE
+from phaseline.serve.live.feed import Feed
+from phaseline.serve.live.lives import Lives
+from phaseline.serve.live.metrics import MODEL_LABELS, Metrics
+from phaseline.serve.process.engine_client import EngineClient, State
+from phaseline.serve.process.messages import StepReport
+from phaseline.serve.process.stream import Stream
+
+# Of the engine's facts.
+_TOLD = ("policy", "chunk", "max_running", "context", "page_size", "threads", "level", "ceilings")
+
+
+_EVERY = 0.05  # seconds: beside a step whose weights have filled the caches, one report alone costs as much as several
+
+
+class Telemetry:
+    """Joins the requests' lives, the metrics and the feed to a client. Reports are looked at some at a time, and in any
+    case before anybody is told what they say.
+    """
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+        self._server = secrets.token_hex(4)  # so that who watches can tell a new server from a new connection
+        self._lives, self.metrics = Lives(), Metrics()
+        self._unread: list[StepReport] = []
+        self._feed = Feed(self._lives, self.metrics, self._facts, self._over)
+        client.watch(self._reported, submitted=self._submitted, lost=self._lost)
+
+    def routes(self) -> list[Route]:
+        """/metrics and /live."""
+        return [Route("/metrics", self._serve_metrics), Route("/live", self._serve_live)]
+
+    async def _serve_metrics(self, _: Request) -> Response:
+        self._read()
+        model = {name: str(value) for name, value in self._facts().items()}
+        known = all(name in model for name in MODEL_LABELS)
+        return Response(self.metrics.text(model if known else {}), media_type=CONTENT_TYPE)
+
+    async def _serve_live(self, _: Request) -> Response:
+        if self._feed.full:
+            raise Unavailable("as many watch as can: close another page")
+        self._read()
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        return StreamingResponse(self._feed.watch(), media_type="text/event-stream", headers=headers)
+
+    def _submitted(self, stream: Stream) -> None:
+        self._feed.changed(self._lives.arrived(stream.request, stream.accepted_ns))
+
+    def _reported(self, report: StepReport) -> None:
+        if not self._unread:
+            asyncio.get_running_loop().call_later(_EVERY, self._read)
+        self._unread.append(report)
+
+    def _read(self) -> None:
+        reports, self._unread = self._unread, []
+        for report in reports:
+            seen = self._lives.read(report)
+            self.metrics.add(report, seen)
+            self._feed.add(report, seen)
+
+    def _lost(self) -> None:
+        self._read()
+        for life in self._lives.lost(time.monotonic_ns()):
+            self.metrics.ended(life)
+            self._feed.changed(life)
+
+    def _over(self) -> bool:
+        return self._client.state is State.DRAINING and not self._client.in_flight
+
+    def _facts(self) -> dict[str, Any]:
+        told = {"server": self._server, "state": self._client.state.value, "model": self._client.config.name}
+        with suppress(Unavailable):
+            facts = self._client.facts
+            told |= {name: getattr(facts, name) for name in _TOLD}
+        return told
+
+
+class CountResponses:
+    """Counts HTTP answers by status and by what `routes` calls their path; those it does not name are "other"."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, routes: Mapping[str, str]) -> None:
+        self._app, self._metrics, self._routes = app, metrics, routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        route = self._routes.get(scope["path"], "other")
+
+        async def counting(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._metrics.responded(route, message["status"])
+            await send(message)
+
+        await self._app(scope, receive, counting)
