@@ -23,7 +23,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def server(tiny: Path) -> Iterator[Server]:
     """A server that is ready. Tests leave it as they found it: no request in flight."""
-    with serving(tiny) as running:
+    with serving(tiny, "--chunk", "512") as running:
         yield running
 
 

@@ -215,6 +215,12 @@ def test_a_server_open_to_everyone_says_so(tiny: Path) -> None:
         assert server.process.stderr.read() == ""
 
 
+def test_chunks_are_small_unless_a_budget_sizes_them(tiny: Path) -> None:
+    with serving(tiny) as server:
+        server.stop()
+        assert "chunks of 128 tokens (mixed)" in server.process.stdout.read()
+
+
 def test_the_model_is_called_as_it_is_told_to_be(tiny: Path) -> None:
     with serving(tiny, "--alias", "mine/own") as server:
         assert server.ask("/v1/models").json["data"][0]["id"] == "mine/own"

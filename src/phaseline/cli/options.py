@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 MODEL_HELP = "a name that was pulled, a .gguf file, or a Hugging Face folder"
 # As `load` has them, whose import would take longer than to refuse a misspelt one.
+CHUNK = 512  # prompt tokens per step: larger ones read no faster
+CHUNK_AMONG_STREAMS = 128  # a third of the gaps that 512 make, for a tenth of the throughput at most (docs/log.md)
 MODES = ("walk", "eager", "layer", "dispatch", "chunk")
 NUMERICS = ("fast", "invariant", "reference")
 WEIGHTS = ("bf16", "q8_0")
@@ -44,9 +46,10 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--out", type=Path, metavar="FILE", help="write the record into FILE as well")
 
 
-def add_memory_options(parser: argparse._ArgumentGroup) -> None:
-    """What decides whether a model fits."""
-    parser.add_argument("--chunk", type=int, metavar="N", default=512, help="most prompt tokens per step (512)")
+def add_memory_options(parser: argparse._ArgumentGroup, *, chunk: int = CHUNK, chunk_note: str = "") -> None:
+    """What decides whether a model fits. `chunk` is this command's default, as far as `chunk_note` does not tell."""
+    text = f"most prompt tokens per step ({chunk}{chunk_note})"
+    parser.add_argument("--chunk", type=int, metavar="N", default=None if chunk_note else chunk, help=text)
     parser.add_argument(
         "--memory", type=size, metavar="SIZE", help="most that is taken, e.g. 4GiB or 4G (all there is)"
     )
@@ -65,7 +68,7 @@ def add_serving_options(parser: argparse.ArgumentParser) -> None:
     _add_threads(group)
     group.add_argument("--policy", choices=POLICIES, help="which phase goes first (mixed: both share a step)")
     group.add_argument("--max-running", type=int, metavar="N", help="most completions in a step (16)")
-    _add_size_options(group)
+    _add_size_options(group, chunk=CHUNK_AMONG_STREAMS, chunk_note=f"; {CHUNK} with --itl-budget")
 
 
 def add_common_options(parser: argparse.ArgumentParser, mode_help: str) -> "argparse._ArgumentGroup":
@@ -101,6 +104,12 @@ def load_options(args: argparse.Namespace) -> dict[str, Any]:
     return _given(args, _LOAD)
 
 
+def serving_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The same where many are served: unless a budget sizes the chunks that join streams, they are small."""
+    chunk = CHUNK if args.itl_budget_ms is not None else CHUNK_AMONG_STREAMS
+    return {"chunk": chunk, **load_options(args)}
+
+
 def sampling_params(args: argparse.Namespace) -> "SamplingParams":
     """The sampling options, checked before a model is opened. RequestError names the one that is refused."""
     import sys
@@ -134,7 +143,7 @@ def _add_threads(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--threads", type=int, metavar="N", help="that compute (the cores this process may use)")
 
 
-def _add_size_options(group: "argparse._ArgumentGroup") -> None:
+def _add_size_options(group: "argparse._ArgumentGroup", *, chunk: int = CHUNK, chunk_note: str = "") -> None:
     """How much is held, and how much is read at once."""
     group.add_argument("--context", type=int, metavar="N", help="positions to make room for (the model's own limit)")
     group.add_argument("--level", metavar="portable|avx2|avx512", help="instruction set (the widest that runs here)")
@@ -145,7 +154,7 @@ def _add_size_options(group: "argparse._ArgumentGroup") -> None:
         dest="itl_budget_ms",
         help="while others decode, read only as much of a prompt per step as keeps their gaps below MS (all)",
     )
-    add_memory_options(group)
+    add_memory_options(group, chunk=chunk, chunk_note=chunk_note)
 
 
 def _grammar(args: argparse.Namespace) -> "Grammar | None":

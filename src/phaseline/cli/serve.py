@@ -3,7 +3,7 @@
 import argparse
 import os
 
-from phaseline.cli.options import add_model, add_serving_options, load_options
+from phaseline.cli.options import add_model, add_serving_options, serving_options
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -85,5 +85,5 @@ def run(args: argparse.Namespace) -> int:
     given = {name: value for name in settings if (value := getattr(args, name)) is not None}
     keys = args.api_key or [key for key in [os.environ.get("PHASELINE_API_KEY")] if key]
     names = tuple(args.allowed_host or ())
-    serve(ServeConfig(args.model, load_options(args), api_keys=tuple(keys), allowed_hosts=names, **given))
+    serve(ServeConfig(args.model, serving_options(args), api_keys=tuple(keys), allowed_hosts=names, **given))
     return 0
