@@ -12,7 +12,7 @@ from phaseline.serve.config import ServeConfig
     ("name", "value"),
     [
         *[("port", value) for value in (-1, 65536)],
-        *[(name, value) for name in ("max_queue", "max_body", "max_unread") for value in (0, -1)],
+        *[(name, value) for name in ("max_queue", "max_body", "max_bodies", "max_unread") for value in (0, -1)],
         *[(name, value) for name in ("request_timeout", "idle_timeout", "ttft_objective") for value in (0.0, -1.0)],
         *[(f"{what}_timeout", float("nan")) for what in ("request", "idle", "step", "drain")],
         ("drain_timeout", -1.0),

@@ -35,12 +35,14 @@ class ServeConfig:
     ceilings: bool = False  # measure, before serving, what the machine allows each phase
     check_pages: bool = False  # after every step; what is wrong with them ends the server
     max_body: int = 16 << 20
+    max_bodies: int = 256 << 20  # of all requests under way
     max_unread: int = 1024  # answers that wait for a client who does not read; it is cut off beyond
 
     def __post_init__(self) -> None:
         _at_least(0, port=self.port, drain_timeout=self.drain_timeout)
         _at_least(2, step_timeout=self.step_timeout)  # who has nothing to do says so every second
-        _at_least(1, max_queue=self.max_queue, max_body=self.max_body, max_unread=self.max_unread)
+        _at_least(1, max_queue=self.max_queue, max_unread=self.max_unread)
+        _at_least(1, max_body=self.max_body, max_bodies=self.max_bodies)
         times = {"request_timeout": self.request_timeout, "idle_timeout": self.idle_timeout}
         _above_zero(**times, ttft_objective=1.0 if self.ttft_objective is None else self.ttft_objective)
         if self.port > 65535:

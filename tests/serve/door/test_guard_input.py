@@ -1,5 +1,6 @@
 """Keys, sizes and raw bytes, at the server's socket."""
 
+import asyncio
 import json
 import socket
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from phaseline.serve.door.guard_input import Guard
 from support.server import LIMIT_S, Server, serving
 
 BODY = {"prompt": [70 + n % 90 for n in range(100)], "max_tokens": 1}
@@ -132,3 +134,33 @@ def test_requests_on_one_connection_are_answered_one_after_the_other(server: Ser
         while got.count(b"HTTP/1.1 200") < 3 or not got.endswith(b"}"):
             got += connection.recv(1 << 16)
     assert got.count(b'"text_completion"') == 3
+
+
+def test_bodies_under_way_share_a_bound() -> None:
+    """The guard alone: three bodies of 40 bytes where 100 may be held, the third while the others are answered."""
+    answering, statuses = asyncio.Event(), list[int]()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert len((await receive())["body"]) == 40
+        await answering.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"x" * 40, "more_body": False}
+
+    async def send(message: Any) -> None:
+        statuses.extend([message["status"]] if "status" in message else [])
+
+    async def run() -> None:
+        guard = Guard(app, hosts=None, keys=(), open_paths=(), max_body=50, max_bodies=100)
+        scope = {"type": "http", "path": "/", "headers": [(b"content-length", b"40")]}
+        held = [asyncio.create_task(guard(dict(scope), receive, send)) for _ in range(2)]
+        await asyncio.sleep(0)
+        await asyncio.wait_for(guard(dict(scope), receive, send), 10)
+        assert statuses == [503]
+        answering.set()
+        await asyncio.gather(*held)
+        await guard(dict(scope), receive, send)
+        assert statuses == [503, 200, 200, 200]
+
+    asyncio.run(run())

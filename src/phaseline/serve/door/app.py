@@ -59,7 +59,8 @@ def create_app(client: EngineClient, config: ServeConfig, tokenizer: Tokenizer, 
     app.router.redirect_slashes = False
     open_paths = (*_OPEN_PATHS, *(route.path for route in page))
     hosts = known_hosts(config, address)
-    guarded = Guard(app, hosts=hosts, keys=config.api_keys, open_paths=open_paths, max_body=config.max_body)
+    bounds = {"max_body": config.max_body, "max_bodies": config.max_bodies}
+    guarded = Guard(app, hosts=hosts, keys=config.api_keys, open_paths=open_paths, **bounds)
     names = {route.path: "/" if route in page else route.path for route in routes}
     return CountResponses(guarded, telemetry.metrics, names)
 

@@ -20,8 +20,8 @@ _QUOTES, _OPENINGS = 1 << 18, 1 << 18
 
 class Guard:
     """Before `app`: refuses a request whose Host is none of `hosts` (None: any will do), one without one of `keys` (if
-    there are any, and its path is not an open one) and a body of more than `max_body` bytes. `scope["state"]["key"]` is
-    the key that was given, or None.
+    there are any, and its path is not an open one), a body of more than `max_body` bytes, and one that would make the
+    bodies of all requests under way more than `max_bodies`. `scope["state"]["key"]` is the key that was given, or None.
     """
 
     def __init__(
@@ -32,8 +32,10 @@ class Guard:
         keys: Iterable[str],
         open_paths: Iterable[str],
         max_body: int,
+        max_bodies: int,
     ) -> None:
-        self._app, self._hosts, self._open, self._max_body = app, hosts, frozenset(open_paths), max_body
+        self._app, self._hosts, self._open = app, hosts, frozenset(open_paths)
+        self._max_body, self._max_bodies, self._held = max_body, max_bodies, 0
         self._keys = {key: key.encode() for key in keys}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -49,13 +51,18 @@ class Guard:
         scope.setdefault("state", {})["key"] = key
         if self._keys and key is None and scope["path"] not in self._open:
             return await _refuse(_UNAUTHORIZED, receive, send)
-        if b"content-length" in headers or b"transfer-encoding" in headers:
+        if b"content-length" not in headers and b"transfer-encoding" not in headers:
+            return await self._app(scope, receive, send)
+        parts: list[bytes] = []
+        try:
             try:
-                body = await self._body(headers.get(b"content-length", b""), receive)
+                await self._read(headers.get(b"content-length", b""), receive, parts)
             except Problem as problem:
+                self._drop(parts)
                 return await _refuse(problem, receive, send)
-            receive = _replay(body, receive)
-        await self._app(scope, receive, send)
+            await self._app(scope, _replay(b"".join(parts), receive), send)
+        finally:
+            self._drop(parts)
 
     def _key(self, header: bytes) -> str | None:
         """The key that the header names. Every key is compared, in a time that says nothing about it."""
@@ -66,23 +73,29 @@ class Guard:
                 found = key
         return found if scheme.lower() == b"bearer" else None
 
-    async def _body(self, length: bytes, receive: Receive) -> bytes:
-        """The whole body; Problem if it is too large or does not come."""
+    async def _read(self, length: bytes, receive: Receive, parts: list[bytes]) -> None:
+        """The whole body, into `parts`; Problem if it is too large, finds no room or does not come."""
         if length.isdigit() and int(length[:20]) > self._max_body:
             raise self._too_large()
-        parts, size, more = [], 0, True
+        size, more = 0, True
         try:
             async with asyncio.timeout(_PATIENCE):
                 while more:
                     message = await receive()
                     parts.append(message.get("body", b""))
                     size += len(parts[-1])
+                    self._held += len(parts[-1])
                     if size > self._max_body:
                         raise self._too_large()
+                    if self._held > self._max_bodies:
+                        raise Problem(503, "too many large bodies are under way: come again later", headers=_LATER)
                     more = message.get("more_body", False)
         except TimeoutError:
             raise Problem(408, f"the body did not come within {_PATIENCE} seconds", headers=_CLOSE) from None
-        return b"".join(parts)
+
+    def _drop(self, parts: list[bytes]) -> None:
+        self._held -= sum(map(len, parts))
+        parts.clear()
 
     def _too_large(self) -> Problem:
         message = f"the body is larger than {self._max_body} bytes, the most that is read"
@@ -117,6 +130,7 @@ def decode(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
 
 
 _CLOSE = {"Connection": "close"}
+_LATER = _CLOSE | {"Retry-After": "1"}
 _UNAUTHORIZED = Problem(
     401,
     "a valid API key is needed, in the header `Authorization: Bearer KEY`",
