@@ -104,7 +104,7 @@ class Lives:
         for request_id, _, _ in report.prefill:
             life = self._live.get(request_id)
             if life and life.admitted_ns is None:
-                life.admitted_ns = report.t_ns - round(report.seconds * 1e9)
+                life.admitted_ns = report.began_ns
                 seen.admitted.append(life)
         for delta in report.deltas:
             if life := self._live.get(delta.request_id):

@@ -23,8 +23,6 @@ from phaseline.serve.process.stream import Stream
 
 # Of the engine's facts.
 _TOLD = ("policy", "chunk", "max_running", "context", "page_size", "threads", "level", "ceilings")
-
-
 _EVERY = 0.05  # seconds: beside a step whose weights have filled the caches, one report alone costs as much as several
 
 

@@ -12,7 +12,7 @@ from enum import Enum
 
 from phaseline.engine.types import Delta, Progress, Request
 from phaseline.engine.validate import check_id, validate
-from phaseline.errors import CapacityError, FileFormatError, PhaselineError, RequestError, UnsupportedError
+from phaseline.errors import PhaselineError
 from phaseline.serve.config import ServeConfig
 from phaseline.serve.errors import EngineDied, ProtocolError, TimedOut, Unavailable
 from phaseline.serve.process.admission import Admission
@@ -35,7 +35,6 @@ from phaseline.serve.process.messages import (
 from phaseline.serve.process.stream import Stream
 
 _CLOSING_S = 5.0  # what a process has to end by itself
-_REFUSALS = {kind.__name__: kind for kind in (FileFormatError, UnsupportedError, RequestError, CapacityError)}
 
 
 class State(Enum):
@@ -179,7 +178,7 @@ class EngineClient:
                 self.kill()
         code = await asyncio.to_thread(self._process.wait)
         if self._fatal:
-            return _REFUSALS.get(self._fatal.kind, PhaselineError)(self._fatal.message)
+            return self._fatal.error()
         how = f"signal {-code}" if code < 0 else f"status {code}"
         return EngineDied(f"the engine's process ended with {how}")
 
@@ -231,7 +230,7 @@ class EngineClient:
         self.admission.observe(report)
         for request_id, _, _ in report.prefill:
             if (stream := self._streams.get(request_id)) and not stream.began_ns:
-                stream.began_ns = report.t_ns - int(report.seconds * 1e9)
+                stream.began_ns = report.began_ns
         items: list[Delta | Progress] = [*report.progress, *report.deltas]
         for item in items:
             if stream := self._streams.get(item.request_id):

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from phaseline.engine.types import Delta, Progress, Request
-from phaseline.errors import CapacityError, PhaselineError, RequestError, UnsupportedError
+from phaseline.errors import CapacityError, FileFormatError, PhaselineError, RequestError, UnsupportedError
 from phaseline.serve.errors import ProtocolError
 
 MAX_FRAME = 64 << 20  # bytes: a prompt of ten million tokens, or the log-probabilities of some thousands
@@ -91,7 +91,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True):
 
     def error(self) -> PhaselineError:
         """The error as the engine raised it; what is not a refusal of the request is a PhaselineError."""
-        return _KINDS.get(self.kind, PhaselineError)(self.message)
+        return _error(self.kind, self.message)
 
 
 class StepReport(_Message, frozen=True):
@@ -112,18 +112,27 @@ class StepReport(_Message, frozen=True):
     cached_tokens: int  # so far
     preemptions: int  # so far
 
+    @property
+    def began_ns(self) -> int:
+        """When the step began, of the same clock."""
+        return self.t_ns - round(self.seconds * 1e9)
+
 
 class Fatal(_Message, frozen=True):
     """Why the process is about to end."""
 
-    kind: str
+    kind: str  # name of the error's class
     message: str
+
+    def error(self) -> PhaselineError:
+        """The error that ended it; what is not a refusal of the model or a setting is a PhaselineError."""
+        return _error(self.kind, self.message)
 
 
 Command = Load | Submit | Abort | Close
 Report = Loading | Ready | StepReport | Fatal
 
-_KINDS = {kind.__name__: kind for kind in (RequestError, CapacityError, UnsupportedError)}
+_KINDS = {kind.__name__: kind for kind in (FileFormatError, UnsupportedError, RequestError, CapacityError)}
 _encoder = msgspec.msgpack.Encoder()
 _commands = msgspec.msgpack.Decoder(Command)
 _reports = msgspec.msgpack.Decoder(Report)
@@ -162,6 +171,10 @@ def read_command(payload: bytes) -> Command:
 def read_report(payload: bytes) -> Report:
     """ProtocolError if it is none."""
     return _decode(_reports, payload)  # type: ignore[no-any-return]
+
+
+def _error(kind: str, message: str) -> PhaselineError:
+    return _KINDS.get(kind, PhaselineError)(message)
 
 
 def _decode(decoder: Any, payload: bytes) -> Any:
