@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phaseline.files.base import TensorInfo
-from phaseline.program.ir import Value
+from phaseline.program.ir import Rows, Value
 
 Array = NDArray[Any]
 
@@ -41,6 +41,10 @@ class Work:
     @property
     def wanted(self) -> int:
         return sum(s.wanted for s in self.spans)
+
+    def of(self, value: Value) -> int:
+        """Rows of a value that has all of the step's, or the wanted ones."""
+        return self.rows if value.rows is Rows.TOKENS else self.wanted
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from phaseline.errors import UnsupportedError
 from phaseline.files.base import TensorInfo
-from phaseline.program.ir import Builder, Rows, Value
+from phaseline.program.ir import Builder, Value
 from phaseline.program.ops.base import Array, Context, Cost, Work
 from phaseline.program.ops.norm import Norm
 
@@ -89,7 +89,7 @@ class Linear:
         return self.outs
 
     def cost(self, work: Work) -> Cost:
-        rows = work.rows if self.x.rows is Rows.TOKENS else work.wanted
+        rows = work.of(self.x)
         if rows == 0:
             return Cost()
         products = sum(w.shape[0] * w.shape[1] for w in self.matrices)

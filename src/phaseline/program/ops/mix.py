@@ -6,7 +6,7 @@ import numpy as np
 
 from phaseline.errors import UnsupportedError
 from phaseline.files.base import TensorInfo
-from phaseline.program.ir import Builder, Rows, Value
+from phaseline.program.ir import Builder, Value
 from phaseline.program.ops.base import Context, Cost, Work
 
 BANK = 8  # rows of earlier layers that a mix takes at most
@@ -68,7 +68,7 @@ class ResidualMix:
 
     def cost(self, work: Work) -> Cost:
         """Each row is squared, scored and added."""
-        rows = work.rows if self.x.rows is Rows.TOKENS else work.wanted
+        rows = work.of(self.x)
         if rows == 0:
             return Cost()
         return Cost(flops=6 * rows * self.x.width * len(self.inputs()), weight_bytes=self.weight.nbytes)

@@ -7,7 +7,7 @@ import numpy as np
 
 from phaseline.errors import UnsupportedError
 from phaseline.files.base import TensorInfo
-from phaseline.program.ir import Builder, Rows, Value
+from phaseline.program.ir import Builder, Value
 from phaseline.program.ops.base import Array, Context, Cost, Work
 
 
@@ -79,7 +79,7 @@ class Normalise:
         return (self.out,)
 
     def cost(self, work: Work) -> Cost:
-        rows = work.rows if self.x.rows is Rows.TOKENS else work.wanted
+        rows = work.of(self.x)
         if rows == 0:
             return Cost()
         return Cost(flops=4 * rows * self.x.width, weight_bytes=sum(w.nbytes for w in self.weights()))
