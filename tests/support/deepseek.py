@@ -9,7 +9,7 @@ import numpy as np
 
 from support.models import Model
 from support.tiny import TinyWriter
-from support.tiny_latent import transformers_state, write_experts, write_gated, write_latent
+from support.tiny_latent import transformers_sizes, transformers_state, write_experts, write_gated, write_latent
 
 YARN: Mapping[str, Any] = {
     "deepseek2.rope.scaling.type": "yarn",
@@ -120,32 +120,16 @@ def transformers_deepseek(model: Model, *, mistake: str = "") -> Any:
             "mscale": grown,
             "mscale_all_dim": grown,
         }
-    own: dict[str, Any] = {"norm_topk_prob": moe.router.renormalise, "n_group": moe.router.groups}
+    own: dict[str, Any] = {"n_group": moe.router.groups}
     if third:
         own |= {"rope_interleave": mistake != "halves"}
     else:
         own |= {"topk_method": "group_limited_greedy" if moe.router.groups > 1 else "greedy"}
     config = (DeepseekV3Config if third else DeepseekV2Config)(
-        vocab_size=spec.vocab,
-        hidden_size=spec.width,
-        intermediate_size=spec.ff,
-        moe_intermediate_size=moe.ff,
-        num_hidden_layers=spec.layers,
-        num_attention_heads=spec.heads,
-        num_key_value_heads=spec.heads,
-        n_shared_experts=moe.shared_ff // moe.ff,
+        **transformers_sizes(model),
         n_routed_experts=moe.router.experts,
-        routed_scaling_factor=moe.router.scale,
-        kv_lora_rank=latent.rank,
-        q_lora_rank=latent.q_rank or None,
-        qk_rope_head_dim=latent.pe,
-        v_head_dim=latent.value,
-        qk_nope_head_dim=latent.nope,
         topk_group=moe.router.kept_groups,
-        num_experts_per_tok=moe.router.active,
         first_k_dense_replace=moe.dense_layers,
-        max_position_embeddings=spec.context,
-        rms_norm_eps=spec.norm_eps,
         rope_parameters=rotation,
         tie_word_embeddings=False,
         **own,

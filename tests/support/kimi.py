@@ -9,7 +9,14 @@ from numpy.typing import NDArray
 
 from support.models import Model
 from support.tiny import TinyWriter
-from support.tiny_latent import LAYER, transformers_state, write_experts, write_gated, write_latent
+from support.tiny_latent import (
+    LAYER,
+    transformers_sizes,
+    transformers_state,
+    write_experts,
+    write_gated,
+    write_latent,
+)
 
 
 def write_kimi(
@@ -134,25 +141,8 @@ def transformers_kimi(model: Model, *, mistake: str = "") -> Any:
     spec, latent, delta, moe = model.spec, model.spec.latent, model.spec.delta, model.spec.moe
     assert latent is not None and delta is not None and moe is not None
     config = KimiLinearConfig(
-        vocab_size=spec.vocab,
-        hidden_size=spec.width,
-        intermediate_size=spec.ff,
-        moe_intermediate_size=moe.ff,
-        num_hidden_layers=spec.layers,
-        num_attention_heads=spec.heads,
-        num_key_value_heads=spec.heads,
-        n_shared_experts=moe.shared_ff // moe.ff,
+        **transformers_sizes(model),
         num_local_experts=moe.router.experts,
-        num_experts_per_tok=moe.router.active,
-        routed_scaling_factor=moe.router.scale,
-        norm_topk_prob=moe.router.renormalise,
-        kv_lora_rank=latent.rank,
-        q_lora_rank=latent.q_rank or None,
-        qk_rope_head_dim=latent.pe,
-        v_head_dim=latent.value,
-        qk_nope_head_dim=latent.nope,
-        max_position_embeddings=spec.context,
-        rms_norm_eps=spec.norm_eps,
         linear_head_dim=delta.dim,
         linear_num_heads=delta.heads,
         linear_conv_kernel_dim=delta.taps,

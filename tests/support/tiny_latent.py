@@ -3,6 +3,7 @@
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,3 +96,29 @@ def transformers_state(model: Model, names: Mapping[str, str] = LAYER) -> dict[s
             state[to + "mlp.experts.gate_up_proj"] = np.concatenate([gate, up], axis=1)
             state[to + "mlp.experts.down_proj"] = down
     return state
+
+
+def transformers_sizes(model: Model) -> dict[str, Any]:
+    """The settings that the library's configurations of such models call alike."""
+    spec, latent, moe = model.spec, model.spec.latent, model.spec.moe
+    assert latent is not None and moe is not None
+    return {
+        "vocab_size": spec.vocab,
+        "hidden_size": spec.width,
+        "intermediate_size": spec.ff,
+        "moe_intermediate_size": moe.ff,
+        "num_hidden_layers": spec.layers,
+        "num_attention_heads": spec.heads,
+        "num_key_value_heads": spec.heads,
+        "n_shared_experts": moe.shared_ff // moe.ff,
+        "num_experts_per_tok": moe.router.active,
+        "routed_scaling_factor": moe.router.scale,
+        "norm_topk_prob": moe.router.renormalise,
+        "kv_lora_rank": latent.rank,
+        "q_lora_rank": latent.q_rank or None,
+        "qk_rope_head_dim": latent.pe,
+        "qk_nope_head_dim": latent.nope,
+        "v_head_dim": latent.value,
+        "max_position_embeddings": spec.context,
+        "rms_norm_eps": spec.norm_eps,
+    }
