@@ -93,7 +93,7 @@ class Scheduler:
     @property
     def unread_tokens(self) -> int:
         """Tokens to read before all who are here have their next one, as far as is known."""
-        return self.waiting.unread + sum(s.prefill - s.computed for s in self.running if s.prefilling)
+        return self.waiting.unread + sum(s.left for s in self.running)
 
     def add(self, request: Request) -> list[Sequence]:
         """Queue a request; return its n sequences, the first of which prefills for all.
@@ -218,7 +218,7 @@ class Scheduler:
 
     def _wanted(self, sequence: Sequence) -> int:
         """Tokens that its next chunk may have: all that are left, but none beyond where a snapshot should be kept."""
-        left, stride = sequence.prefill - sequence.computed, self.table.stride
+        left, stride = sequence.left, self.table.stride
         return left if stride is None else min(left, stride - sequence.computed % stride)
 
     def _prefills(self) -> Iterator[Sequence]:
@@ -240,7 +240,7 @@ class Scheduler:
     def _order(self, sequence: Sequence) -> tuple[int, bool, int, int]:
         """Who reads first: the shortest, or in turn the oldest late one; of equals the oldest."""
         late = self._turn_of_late and self._is_late(sequence)
-        left = sequence.unread if sequence.slot is None else sequence.prefill - sequence.computed
+        left = sequence.unread if sequence.slot is None else sequence.left
         return sequence.request.priority, not late, sequence.arrival if late else left, sequence.arrival
 
     def _next_in_line(self) -> Sequence | None:

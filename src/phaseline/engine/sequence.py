@@ -39,6 +39,11 @@ class Sequence:
         return self.tokens[self.prompt_len :]
 
     @property
+    def left(self) -> int:
+        """Known tokens still to compute before the next one is sampled; 0 unless admitted."""
+        return max(0, self.prefill - self.computed)
+
+    @property
     def prefilling(self) -> bool:
         """Admitted, and its next step is a chunk of known tokens."""
         return self.computed < self.prefill
