@@ -4,6 +4,7 @@ import http.client
 import json
 import re
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -106,6 +107,13 @@ class Server:
         """File descriptors of the server's process, its connections among them."""
         return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
 
+    def keeps(self, client: socket.socket) -> bool:
+        """Whether the server's process still has its end of an IPv4 connection: who does not read can't see it go."""
+        port = f":{client.getsockname()[1]:04X}"
+        lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        ends = {f"socket:[{line[9]}]" for line in lines if line[2].endswith(port)}  # by their inodes
+        return not ends.isdisjoint(map(_target, Path(f"/proc/{self.process.pid}/fd").iterdir()))
+
     @property
     def memory(self) -> tuple[int, int]:
         """Bytes that the server's process and the engine's hold of their own."""
@@ -148,6 +156,13 @@ def alive(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return state not in "ZX"
+
+
+def _target(file: Path) -> str:
+    try:
+        return str(file.readlink())
+    except FileNotFoundError:  # closed since it was listed
+        return ""
 
 
 def _own_memory(pid: int) -> int:

@@ -124,12 +124,11 @@ def test_who_does_not_read_is_closed_whatever_was_asked(impatient: Server) -> No
     endless = b'{"prompt": "x", "max_tokens": 30000, "ignore_eos": true, "logprobs": 20, "stream": true}'
     head = b"POST /v1/completions HTTP/1.1\r\nHost: [::]\r\n"
     head += b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-    before = impatient.open_files
     with ExitStack() as stack:
         for request in (head % len(endless) + endless, HEALTH.replace(b"health", b"openapi.json") * 500):
             sock = stack.enter_context(socket.socket())
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             sock.connect(impatient.address)
             sock.sendall(request)
-        eventually(lambda: impatient.open_files == before + 2)
-        eventually(lambda: impatient.open_files <= before)
+            assert sock.recv(1) == b"H" and impatient.keeps(sock)
+            eventually(lambda client=sock: not impatient.keeps(client))
