@@ -1,5 +1,7 @@
 """The tokenizer against llama.cpp, against its public cases, and against what each rule of a vocabulary says."""
 
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,6 +91,28 @@ def test_agrees_with_llama_cpp_on_a_corpus(llama_cpp: LlamaCpp, smollm2: Tokeniz
 def test_long_repetitive_text(smollm2: Tokenizer, unit: str) -> None:
     text = unit * (500_000 // len(unit.encode()))
     assert smollm2.decode(smollm2.encode(text), skip_special=False) == text
+
+
+def test_other_threads_run_while_a_long_text_is_encoded(smollm2: Tokenizer) -> None:
+    """The interpreter is never taken from a thread here, so others run only where it is given away."""
+    turns, stop = 0, threading.Event()
+
+    def take_turns() -> None:
+        nonlocal turns
+        while not stop.wait(1e-4):
+            turns += 1
+
+    other, interval = threading.Thread(target=take_turns), sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    try:
+        other.start()
+        before = turns
+        smollm2.encode("several words to be found " * 10_000)
+        assert turns > before
+    finally:
+        sys.setswitchinterval(interval)
+        stop.set()
+        other.join()
 
 
 @pytest.fixture(scope="module", params=SPLITTINGS)

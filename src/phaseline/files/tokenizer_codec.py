@@ -45,7 +45,8 @@ class LibraryCodec:
         self._spelt = spelt
 
     def encode(self, text: str, special: bool) -> list[int]:
-        return library_encode(self._marked if special else self._plain(), text).ids
+        library = self._marked if special else self._plain()
+        return library_encode(library.encode_batch_fast, text).ids
 
     def spelt(self, text: str) -> str:
         return self._spelt(text)
@@ -54,10 +55,13 @@ class LibraryCodec:
         return self._spell(text, kind)
 
 
-def library_encode(library: tokenizers.Tokenizer, text: str) -> tokenizers.Encoding:
-    """RequestError if `text` is not valid Unicode, or a pattern of the tokenizer gives up on it."""
+def library_encode(encode_batch: Callable[..., list[tokenizers.Encoding]], text: str) -> tokenizers.Encoding:
+    """By one of the library's ways to encode several texts: that for a single one would keep all other threads waiting.
+
+    RequestError if `text` is not valid Unicode, or a pattern of the tokenizer gives up on it.
+    """
     try:
-        return library.encode(text, add_special_tokens=False)
+        return encode_batch([text], add_special_tokens=False)[0]
     except TypeError:  # the one thing it can't take in a str
         raise RequestError("the text is not valid Unicode: it holds half of a surrogate pair") from None
     except BaseException as error:

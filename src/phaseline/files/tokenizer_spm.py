@@ -168,6 +168,6 @@ def _cutter(marks: Iterable[str]) -> tokenizers.Tokenizer:
 
 def _cut(cutter: tokenizers.Tokenizer, text: str) -> Iterator[tuple[str, bool]]:
     """The marks of `text` and the stretches between them, in order, with whether each is a mark."""
-    encoding = library_encode(cutter, text)
+    encoding = library_encode(cutter.encode_batch, text)
     for id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
         yield text[start:end], id != 0
