@@ -9,6 +9,7 @@
 #include <string>
 
 #include "ceilings.h"
+#include "json.h"
 #include "ops.h"
 #include "sample.h"
 
@@ -293,5 +294,6 @@ NB_MODULE(_native, m) {
         }, "op"_a, "Of the last step: different experts touched, and how often one's weights were read.");
 
     bind_ceilings(m);
+    bind_json(m);
     bind_sample(m);
 }

@@ -104,7 +104,8 @@ def validate_params(params: SamplingParams, *, vocab: int) -> None:
     _require(isinstance(params, SamplingParams), "params", params, "SamplingParams")
     for name, accepted in RANGES.items():
         value = getattr(params, name)
-        _require(accepted.accepts(value), name, value, str(accepted))
+        if not accepted.accepts(value):
+            raise _refusal(name, value, str(accepted))
     at_most = f"at most max_tokens = {params.max_tokens}"
     _require(params.min_tokens <= params.max_tokens, "min_tokens", params.min_tokens, at_most)
     _require(isinstance(params.ignore_eos, bool), "ignore_eos", params.ignore_eos, "True or False")
@@ -114,8 +115,7 @@ def validate_params(params: SamplingParams, *, vocab: int) -> None:
         isinstance(params.logit_bias, Mapping), "logit_bias", params.logit_bias, "a mapping of token ids to numbers"
     )
     _validate_ids("logit_bias", list(params.logit_bias), vocab)
-    for token, bias in params.logit_bias.items():
-        _require(_BIAS.accepts(bias), f"logit_bias[{token}]", bias, str(_BIAS))
+    _validate_biases(params.logit_bias)
     stop = params.stop
     _require(
         _is_list(stop) and len(stop) <= _STOP_STRINGS and all(isinstance(s, str) and s for s in stop),
@@ -150,10 +150,23 @@ def _validate_ids(name: str, ids: Sequence[int], vocab: int) -> None:
             raise RequestError(f"{name}[{position}] = {reprlib.repr(token)}: must be an int from 0 to {vocab - 1}")
 
 
+def _validate_biases(biases: Mapping[int, float]) -> None:
+    low, high, values = _BIAS.low, _BIAS.high, biases.values()
+    if set(map(type, values)) <= {int, float} and all(low <= value <= high for value in values):
+        return  # sooner than by the loop: there may be one for each token
+    for token, bias in biases.items():
+        if not _BIAS.accepts(bias):
+            raise _refusal(f"logit_bias[{token}]", bias, str(_BIAS))
+
+
 def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
 
 
 def _require(holds: bool, name: str, value: Any, accepted: str) -> None:
     if not holds:
-        raise RequestError(f"{name} = {reprlib.repr(value)}: must be {accepted}")
+        raise _refusal(name, value, accepted)
+
+
+def _refusal(name: str, value: Any, accepted: str) -> RequestError:
+    return RequestError(f"{name} = {reprlib.repr(value)}: must be {accepted}")

@@ -245,7 +245,8 @@ def _tojson(
     """JSON without the HTML escapes of jinja's own filter, which no model has been trained on."""
     if (len(indent) if isinstance(indent, str) else indent or 0) > MAX_INDENT:
         raise TemplateRuntimeError(f"it indents by more than {MAX_INDENT}")
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return "".join(encoder.iterencode(value))  # piece by piece: other threads run meanwhile
 
 
 def _counted(value: Any) -> Any:

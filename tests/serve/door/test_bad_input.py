@@ -1,5 +1,6 @@
 """Whatever is wrong with a request is said in OpenAI's shape, with the status that fits; and the server goes on."""
 
+import json
 from typing import Any
 
 import pytest
@@ -40,7 +41,7 @@ def refused(answer: Answer, status: int, param: str | None = None, code: str | N
         (b'{"prompt": "\\ud800"}', "not JSON"),
         (b'{"prompt": "x", "unknown": ' + b"[" * 10_000 + b"]" * 10_000 + b"}", "nested too deeply"),
         (b'{"prompt": ' + b'{"a":' * 10_000, "prompt"),
-        (b"[" * 5_000_000, "body"),
+        (b"[" * 5_000_000, "5000000 lists and objects"),
     ],
 )
 def test_what_is_not_json_is_refused(server: Server, body: bytes, message: str) -> None:
@@ -173,9 +174,19 @@ def test_prompts_beyond_the_context_are_refused_in_time(server: Server) -> None:
 
 
 def test_what_would_take_long_to_decode_is_not(server: Server) -> None:
-    for unknown in ({str(n): 0 for n in range(200_000)}, [[]] * 300_000, [{}] * 300_000, ["stop"] * 200_000):
+    for unknown in ({str(n): 0 for n in range(100_000)}, [[]] * 100_000, [{}] * 100_000, [1.5] * 400_000):
         refused(server.ask(COMPLETIONS, GOOD[COMPLETIONS] | {"unknown": unknown}), 400, code="body_too_complex")
     refused(server.ask("/detokenize", {"tokens": [50] * 40_000}), 400, code="context_length_exceeded")
+    calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": json.dumps({"a": [0] * 400_000})}}]
+    spoken = {"messages": [HELLO, {"role": "assistant", "tool_calls": calls}, HELLO]}
+    refused(server.ask(CHAT, spoken), 400, code="body_too_complex")
+
+
+def test_what_is_told_to_many_prompts_is_bounded(server: Server) -> None:
+    body = {"stop_token_ids": [300] * 1000, "max_tokens": 1}
+    assert server.ask(COMPLETIONS, body | {"prompt": ["a"] * 131}).status == 200
+    message = refused(server.ask(COMPLETIONS, body | {"prompt": ["a"] * 132}), 400, "stop_token_ids")
+    assert "132000 tokens for 132 prompts" in message
 
 
 def test_a_stream_that_cannot_begin_has_the_status_of_its_error(server: Server) -> None:

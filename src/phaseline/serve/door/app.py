@@ -19,8 +19,9 @@ from phaseline.files.tokenizer import Tokenizer
 from phaseline.serve.config import ServeConfig
 from phaseline.serve.door.answering import Answering
 from phaseline.serve.door.asked import Asking
-from phaseline.serve.door.guard_input import Guard, check_json, decode
+from phaseline.serve.door.guard_input import Guard
 from phaseline.serve.door.hosts import known_hosts
+from phaseline.serve.door.json_body import SMALL, check_json, decode
 from phaseline.serve.door.objects import Health, Model, Models, Readiness
 from phaseline.serve.door.openapi import description
 from phaseline.serve.door.problems import Problem, model_not_found, problem
@@ -31,7 +32,7 @@ from phaseline.serve.live.telemetry import CountResponses, Telemetry
 from phaseline.serve.process.engine_client import EngineClient, State
 
 _OPEN_PATHS = ("/health", "/ready", "/metrics")  # for everyone, key or not
-_READERS = 2  # threads that find tokens; more would wait for each other
+_READERS = 2  # threads that decode bodies and find tokens; more would wait for each other
 _T = TypeVar("_T")
 _Body = TypeVar("_Body", CompletionBody, ChatBody, TokenizeBody, DetokenizeBody)
 
@@ -72,7 +73,8 @@ class _Door:
         self._client, self._config = client, config
         self._prompts = Prompts(tokenizer)
         self._started = int(time.time())
-        self._threads = ThreadPoolExecutor(_READERS, "tokenize")
+        self._readers = ThreadPoolExecutor(_READERS, "read")
+        self._reader_of_large = ThreadPoolExecutor(1, "read-large")  # nobody runs while one is decoded
 
     async def health(self, _: Request) -> Response:
         return _json(Health("ok"))
@@ -95,33 +97,36 @@ class _Door:
         return _json(self._model())
 
     async def completions(self, request: Request) -> ASGIApp:
-        body = await self._body(_COMPLETION, request)
-        asked = await self._in_thread(self._asking().completion, body, request.state.key)
+        asking, key = self._asking(), request.state.key
+        asked = await self._read(_COMPLETION, request, lambda body: asking.completion(body, key))
         return Answering(self._client, asked, self._config.idle_timeout)
 
     async def chat(self, request: Request) -> ASGIApp:
-        body = await self._body(_CHAT, request)
-        asked = await self._in_thread(self._asking().chat, body, request.state.key)
+        asking, key = self._asking(), request.state.key
+        asked = await self._read(_CHAT, request, lambda body: asking.chat(body, key))
         return Answering(self._client, asked, self._config.idle_timeout)
 
     async def tokenize(self, request: Request) -> Response:
-        body = await self._body(_TOKENIZE, request)
-        return _json(await self._in_thread(self._prompts.tokenize, body, self._client.facts.context))
+        context = self._client.facts.context
+        return await self._read(_TOKENIZE, request, lambda body: _json(self._prompts.tokenize(body, context)))
 
     async def detokenize(self, request: Request) -> Response:
-        body = await self._body(_DETOKENIZE, request)
-        return _json(await self._in_thread(self._prompts.detokenize, body, self._client.facts.context))
+        context = self._client.facts.context
+        return await self._read(_DETOKENIZE, request, lambda body: _json(self._prompts.detokenize(body, context)))
 
-    async def _body(self, decoder: "msgspec.json.Decoder[_Body]", request: Request) -> _Body:
-        """The body, decoded and meant for this model."""
+    async def _read(self, decoder: "msgspec.json.Decoder[_Body]", request: Request, call: Callable[[_Body], _T]) -> _T:
+        """What `call` makes of the body, decoded and meant for this model."""
         check_json(request.headers)
-        body = decode(decoder, await request.body())
-        if body.model is not None:
-            self._check_model(body.model)
-        return body
+        sent, context = (await request.receive())["body"], self._client.facts.context  # all of it: `Guard` has waited
 
-    async def _in_thread(self, call: Callable[..., _T], *args: object) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *args)
+        def read() -> _T:
+            body = decode(decoder, sent, context)
+            if body.model is not None:
+                self._check_model(body.model)
+            return call(body)
+
+        readers = self._readers if len(sent) <= SMALL else self._reader_of_large
+        return await asyncio.get_running_loop().run_in_executor(readers, read)
 
     def _asking(self) -> Asking:
         """Raises what any request would meet with now: who is not taken is told before his words are read."""

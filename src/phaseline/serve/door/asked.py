@@ -14,6 +14,8 @@ from phaseline.serve.door.problems import refused
 from phaseline.serve.door.prompts import Prompts
 from phaseline.serve.door.protocol import ChatBody, CompletionBody, Generation
 
+_MOST_IDS = 1 << 17  # biases and stops of all prompts of a body, each of which takes its own to the engine
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -100,6 +102,10 @@ class Asking:
         params: SamplingParams,
         choices: Sequence[Growing],
     ) -> Asked:
+        ids = len(prompts) * (len(params.logit_bias) + len(params.stop_ids))
+        if ids > _MOST_IDS:
+            name = "logit_bias" if params.logit_bias else "stop_token_ids"
+            raise refused(name, f"{ids} tokens for {len(prompts)} prompts: at most {_MOST_IDS} are taken of a body")
         own, first, told = salt(key, body.cache_salt), priority(body), bool(body.return_progress and body.stream)
         options = body.stream_options
         return Asked(

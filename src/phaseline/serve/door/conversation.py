@@ -1,11 +1,13 @@
 """Messages and tools as templates expect them, checked before a template sees them."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from phaseline.files.tool_calls import ToolFormat, tool_format
+from phaseline.serve.door.json_body import check_size
 from phaseline.serve.door.problems import Problem, refused
 from phaseline.serve.door.protocol import ChatBody
 
@@ -107,9 +109,11 @@ def _calls(calls: Any, place: str) -> list[dict[str, Any]]:
             raise refused(f"{place}[{n}].function", "must be an object with a name")
         arguments = function.get("arguments") or {}
         if isinstance(arguments, str):
+            spelt = arguments.encode()
+            check_size(spelt, 0)
             try:
-                arguments = json.loads(arguments)
-            except (ValueError, RecursionError):
+                arguments = msgspec.json.decode(spelt)
+            except (msgspec.DecodeError, RecursionError):
                 raise refused(f"{place}[{n}].function.arguments", "must be JSON") from None
         if not isinstance(arguments, dict):
             raise refused(f"{place}[{n}].function.arguments", "must be a JSON object")

@@ -13,6 +13,8 @@ from phaseline.serve.door.protocol import Generation, ResponseFormat, Structured
 
 _PLAIN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # JSON as models write calls
 
+_ENOUGH = 1 << 17  # characters: twice as many as the engine takes of any grammar
+
 
 def grammar_of(body: Generation) -> Grammar | None:
     """What the body wants of its text; None if it may be any."""
@@ -48,12 +50,23 @@ def calls(tools: Tools, marks: Sequence[int], tokenizer: Tokenizer, *, several: 
             start = f'{mark(begin)} "[" call ' + ('(", " call)* ' if several else "") + '"]"'
         case ToolFormat.LLAMA3:
             start = "call"
-    return Grammar("lark", f"start: {start}\ncall: %json {json.dumps(more)}\n")
+    return Grammar("lark", f"start: {start}\ncall: %json {_spelt(more)}\n")
 
 
 def _call(function: Mapping[str, Any], key: str) -> dict[str, Any]:
     properties = {"name": {"const": function["name"]}, key: function.get("parameters") or {"type": "object"}}
     return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+
+
+def _spelt(value: Any) -> str:
+    """As JSON; no more of it than shows that it is too long."""
+    parts, size = list[str](), 0
+    for part in json.JSONEncoder().iterencode(value):
+        parts.append(part)
+        size += len(part)
+        if size > _ENOUGH:
+            break
+    return "".join(parts)
 
 
 def _format(format: ResponseFormat | None) -> Grammar | None:
@@ -63,7 +76,7 @@ def _format(format: ResponseFormat | None) -> Grammar | None:
         case ResponseFormat("json_object", schema=None):
             return Grammar("json_object")
         case ResponseFormat("json_object", schema=schema) | ResponseFormat("json_schema", {"schema": dict() as schema}):
-            return Grammar("json_schema", json.dumps(schema))
+            return Grammar("json_schema", _spelt(schema))
         case ResponseFormat("json_schema"):
             raise refused("response_format.json_schema", 'must be {"name": ..., "schema": {...}}')
     raise refused("response_format.type", f"must be text, json_object or json_schema, not {format.type[:40]!r}")
@@ -73,7 +86,7 @@ def _structured(outputs: StructuredOutputs | None) -> Grammar | None:
     if outputs is None:
         return None
     found = [
-        Grammar(kind, text if isinstance(text, str) else json.dumps(text))  # type: ignore[arg-type]
+        Grammar(kind, text if isinstance(text, str) else _spelt(text))  # type: ignore[arg-type]
         for kind, text in (
             ("json_schema", outputs.json),
             ("regex", outputs.regex),

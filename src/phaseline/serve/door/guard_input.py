@@ -1,21 +1,16 @@
-"""What stands before every handler: the Host, the API key, the size of a body, and JSON that is JSON."""
+"""What stands before every handler: the Host, the API key, the size of a body."""
 
 import asyncio
 import hmac
-from collections.abc import Collection, Iterable, Mapping
-from typing import TypeVar
+from collections.abc import Collection, Iterable
 
-import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from phaseline.serve.door.hosts import check_host
-from phaseline.serve.door.problems import Problem, refused
+from phaseline.serve.door.problems import Problem
 
-_T = TypeVar("_T")
 _LINGER = 64 << 20  # bytes of a refused body that are read and dropped, so that its sender comes to see the answer
 _PATIENCE = 60  # seconds that a body may take
-# Nothing else runs while a body is decoded: at most some 0.1 s, which is a dict's half a microsecond a member.
-_QUOTES, _OPENINGS = 1 << 18, 1 << 18
 
 
 class Guard:
@@ -53,16 +48,16 @@ class Guard:
             return await _refuse(_UNAUTHORIZED, receive, send)
         if b"content-length" not in headers and b"transfer-encoding" not in headers:
             return await self._app(scope, receive, send)
-        parts: list[bytes] = []
+        body = bytearray()  # to join parts of many MB would take as long as to copy them, and all at once
         try:
             try:
-                await self._read(headers.get(b"content-length", b""), receive, parts)
+                await self._read(headers.get(b"content-length", b""), receive, body)
             except Problem as problem:
-                self._drop(parts)
+                self._drop(body)
                 return await _refuse(problem, receive, send)
-            await self._app(scope, _replay(b"".join(parts), receive), send)
+            await self._app(scope, _replay(body, receive), send)
         finally:
-            self._drop(parts)
+            self._drop(body)
 
     def _key(self, header: bytes) -> str | None:
         """The key that the header names. Every key is compared, in a time that says nothing about it."""
@@ -73,19 +68,19 @@ class Guard:
                 found = key
         return found if scheme.lower() == b"bearer" else None
 
-    async def _read(self, length: bytes, receive: Receive, parts: list[bytes]) -> None:
-        """The whole body, into `parts`; Problem if it is too large, finds no room or does not come."""
+    async def _read(self, length: bytes, receive: Receive, body: bytearray) -> None:
+        """The whole of it, into `body`; Problem if it is too large, finds no room or does not come."""
         if length.isdigit() and int(length[:20]) > self._max_body:
             raise self._too_large()
-        size, more = 0, True
+        more = True
         try:
             async with asyncio.timeout(_PATIENCE):
                 while more:
                     message = await receive()
-                    parts.append(message.get("body", b""))
-                    size += len(parts[-1])
-                    self._held += len(parts[-1])
-                    if size > self._max_body:
+                    part = message.get("body", b"")
+                    body += part
+                    self._held += len(part)
+                    if len(body) > self._max_body:
                         raise self._too_large()
                     if self._held > self._max_bodies:
                         raise Problem(503, "too many large bodies are under way: come again later", headers=_LATER)
@@ -93,40 +88,13 @@ class Guard:
         except TimeoutError:
             raise Problem(408, f"the body did not come within {_PATIENCE} seconds", headers=_CLOSE) from None
 
-    def _drop(self, parts: list[bytes]) -> None:
-        self._held -= sum(map(len, parts))
-        parts.clear()
+    def _drop(self, body: bytearray) -> None:
+        self._held -= len(body)
+        body.clear()
 
     def _too_large(self) -> Problem:
         message = f"the body is larger than {self._max_body} bytes, the most that is read"
         return Problem(413, message, code="body_too_large", headers=_CLOSE)
-
-
-def check_json(headers: Mapping[str, str]) -> None:
-    """415 unless the body says that it is JSON: what a web page may send anywhere unasked is not taken."""
-    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
-        said = f"not {kind[:60]!r}" if kind else "and there is none"
-        raise Problem(415, f"the header Content-Type must be application/json, {said}", code="unsupported_media_type")
-
-
-def decode(decoder: msgspec.json.Decoder[_T], body: bytes) -> _T:
-    """The body as its struct; 400 says what is wrong and where. No NaN, no infinity, no half a character is JSON."""
-    if body.count(b'"') > _QUOTES or body.count(b"[") + body.count(b"{") > _OPENINGS:
-        raise Problem(400, "the body has too many strings, lists or objects", code="body_too_complex")
-    try:
-        body.decode()  # msgspec does not look into what it skips
-        return decoder.decode(body)
-    except UnicodeDecodeError as error:
-        raise Problem(400, f"the body is not UTF-8 at byte {error.start}", code="invalid_json") from None
-    except msgspec.ValidationError as error:
-        message, _, place = str(error).partition(" - at `")
-        missing = message.split("`")[1] if "required field" in message else "body"
-        raise refused(place.rstrip("`").removeprefix("$.") or missing, message) from None
-    except msgspec.DecodeError as error:
-        raise Problem(400, f"the body is not JSON: {error}", code="invalid_json") from None
-    except RecursionError:
-        raise Problem(400, "the body is nested too deeply", code="invalid_json") from None
 
 
 _CLOSE = {"Connection": "close"}
@@ -140,8 +108,8 @@ _UNAUTHORIZED = Problem(
 )
 
 
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """`receive` once more from the start, then as it goes on."""
+def _replay(body: bytearray, receive: Receive) -> Receive:
+    """`receive` once more from the start, the body in one message, then as it goes on."""
     given = False
 
     async def replayed() -> Message:
