@@ -83,8 +83,13 @@ void attend_tiles(const Tiles& tiles, int dim, int padded_dim, float* scratch, K
         return n;
     };
 
-    if (count * heads >= enough) {  // many tiles: each task reads its whole context
-        const long at_once = together(1);
+    int splits = 1;
+    for (long i = 0; i < count; i++) {
+        const Tiles::Splits of = tiles.splits(tiles.find(i, 0));
+        splits = std::max(splits, of.last - of.first);
+    }
+    // Many tiles: each task reads its whole context. Not if tasks for all then leave no tiles to share what is read.
+    if (const long at_once = together(1); count * heads >= enough && (splits == 1 || at_once == TILES_AT_ONCE)) {
         Partial total[TILES_AT_ONCE], next;
         for (int i = 0; i < TILES_AT_ONCE; i++) total[i].out = scratch + size_t(i) * floats;
         next.out = scratch + TILES_AT_ONCE * floats;
@@ -112,11 +117,6 @@ void attend_tiles(const Tiles& tiles, int dim, int padded_dim, float* scratch, K
     }
 
     // Few tiles: the splits of a context are spread too, and merged in the same order afterwards.
-    int splits = 1;
-    for (long i = 0; i < count; i++) {
-        const Tiles::Splits of = tiles.splits(tiles.find(i, 0));
-        splits = std::max(splits, of.last - of.first);
-    }
     const long at_once = together(splits);
     run.spread(1, [&](long) { run.partials.reserve(size_t(count * heads * splits), floats); });
     run.spread(groups(at_once) * heads * splits, [&](long task) {
