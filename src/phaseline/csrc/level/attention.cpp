@@ -9,8 +9,6 @@ using namespace phaseline;
 
 namespace {
 
-constexpr int FEW = 4;  // queries of a tile that is done with a page before the next one would arrive by itself
-
 // The same head of the next page, and of the one after it. Pages lie far apart and the hardware does not follow, so each
 // line read asks for its like: two pages ahead into the second-level cache, one page ahead into the first. All at once
 // they would stand in a queue before the reads.
@@ -56,17 +54,17 @@ void page_scores(const typename T::Element* keys, const Ahead<typename T::Elemen
         for (auto& row : acc)
             for (auto& a : row) a = zero();
         for (int d = 0; d < dim; d += 2) {
-#pragma GCC unroll 2
+            Float even[WIDE], odd[WIDE];
             for (int w = 0; w < WIDE; w++) {
-                Float even, odd;
                 const size_t at = T::key(d, t + w * LANES, 0);
-                if constexpr (M <= FEW) T::fetch(ahead, at, PAGE);
-                T::pair(keys + at, PAGE, even, odd);
+                T::fetch(ahead, at, PAGE);
+                T::pair(keys + at, PAGE, even[w], odd[w]);
+            }
 #pragma GCC unroll 8
-                for (int r = 0; r < M; r++) {
-                    acc[r][w] = fma(splat(q[d * M + r]), even, acc[r][w]);
-                    acc[r][w] = fma(splat(q[(d + 1) * M + r]), odd, acc[r][w]);
-                }
+            for (int r = 0; r < M; r++) {
+                const Float first = splat(q[d * M + r]), second = splat(q[(d + 1) * M + r]);
+                for (int w = 0; w < WIDE; w++) acc[r][w] = fma(first, even[w], acc[r][w]);
+                for (int w = 0; w < WIDE; w++) acc[r][w] = fma(second, odd[w], acc[r][w]);
             }
         }
         for (int r = 0; r < M; r++)
@@ -83,17 +81,17 @@ void add_values(const typename T::Element* values, const Ahead<typename T::Eleme
         for (int w = 0; w < W; w++) acc[r][w] = load(out + r * dim + d + w * LANES) * splat(shrink[r]);
     int t = 0;
     for (; t + 2 <= tokens; t += 2) {
-#pragma GCC unroll 2
+        Float even[W], odd[W];
         for (int w = 0; w < W; w++) {
-            Float even, odd;
             const size_t at = T::value(d + w * LANES, t, dim);
-            if constexpr (M <= FEW) T::fetch(ahead, at, size_t(dim));
-            T::pair(values + at, size_t(dim), even, odd);
+            T::fetch(ahead, at, size_t(dim));
+            T::pair(values + at, size_t(dim), even[w], odd[w]);
+        }
 #pragma GCC unroll 8
-            for (int r = 0; r < M; r++) {
-                acc[r][w] = fma(splat(p[r * PAGE + t]), even, acc[r][w]);
-                acc[r][w] = fma(splat(p[r * PAGE + t + 1]), odd, acc[r][w]);
-            }
+        for (int r = 0; r < M; r++) {
+            const Float first = splat(p[r * PAGE + t]), second = splat(p[r * PAGE + t + 1]);
+            for (int w = 0; w < W; w++) acc[r][w] = fma(first, even[w], acc[r][w]);
+            for (int w = 0; w < W; w++) acc[r][w] = fma(second, odd[w], acc[r][w]);
         }
     }
     if (t < tokens) {  // the other half of the last pair was never written
@@ -114,6 +112,7 @@ void attend_tile(const KvLayer& kv, const QueryTile& t, int split, Partial& into
     float* scores = q + MAX_TILE * dim; // [M][PAGE]
     int oldest[M], limit[M];            // each query reads positions oldest .. limit - 1
     int first = EVERYTHING, last = 0;   // of all of them
+    Float total[M];                     // of each query's weights
     for (int r = 0; r < M; r++) {
         const int i = t.first + r, row = i / t.group;
         const float* source = t.q.row(t.first_row + row) + (t.kv_head * t.group + i % t.group) * kv.head_dim;
@@ -123,7 +122,7 @@ void attend_tile(const KvLayer& kv, const QueryTile& t, int split, Partial& into
         if (oldest[r] < first) first = oldest[r];
         if (limit[r] > last) last = limit[r];
         into.largest[r] = NOTHING;
-        into.sum[r] = 0;
+        total[r] = zero();
         for (int d = 0; d < dim; d += LANES) store(into.out + r * dim + d, zero());
     }
     const int end = last < (split + 1) * SPLIT ? last : (split + 1) * SPLIT;
@@ -140,11 +139,12 @@ void attend_tile(const KvLayer& kv, const QueryTile& t, int split, Partial& into
         page_scores<T, M>(keys, more_keys, q, kv.head_dim, scores);
         float shrink[M];
         for (int r = 0; r < M; r++)
-            shrink[r] = weigh_page(scores + r * PAGE, oldest[r] - at, limit[r] - at, into.largest[r], into.sum[r]);
+            shrink[r] = weigh_page(scores + r * PAGE, oldest[r] - at, limit[r] - at, into.largest[r], total[r]);
         int d = 0;
         for (; d + LANES * WIDE <= dim; d += LANES * WIDE) add_values<T, M, WIDE>(values, more_values, scores, shrink, tokens, dim, d, into.out);
         if (d < dim) add_values<T, M, 1>(values, more_values, scores, shrink, tokens, dim, d, into.out);
     }
+    for (int r = 0; r < M; r++) into.sum[r] = sum(total[r]);
 }
 
 template <class T> void store_row(const KvLayer& kv, const float* k, const float* v, int page, int offset) {

@@ -98,6 +98,7 @@ void attend_tile(const LatentLayer& kv, const QueryTile& t, int split, Partial& 
     float* q = scratch;               // [M][width]
     float* scores = q + M * width;    // [M][PAGE]
     int limit[M], last = 0;           // positions each query reads
+    Float total[M];                   // of each query's weights
     for (int r = 0; r < M; r++) {
         const int i = t.first + r, row = i / t.group;
         const float* source = t.q.row(t.first_row + row) + i % t.group * kv.width;
@@ -106,7 +107,7 @@ void attend_tile(const LatentLayer& kv, const QueryTile& t, int split, Partial& 
         limit[r] = t.start + row + 1;
         if (limit[r] > last) last = limit[r];
         into.largest[r] = NOTHING;
-        into.sum[r] = 0;
+        total[r] = zero();
         for (int d = 0; d < rank; d += LANES) store(into.out + r * rank + d, zero());
     }
     const int end = last < (split + 1) * SPLIT ? last : (split + 1) * SPLIT;
@@ -115,7 +116,7 @@ void attend_tile(const LatentLayer& kv, const QueryTile& t, int split, Partial& 
         const auto* rows = reinterpret_cast<const typename T::Element*>(kv.page(t.pages[at / PAGE]));
         page_scores<T, M>(rows, q, tokens, width, scores);
         float shrink[M];
-        for (int r = 0; r < M; r++) shrink[r] = weigh_page(scores + r * PAGE, 0, limit[r] - at, into.largest[r], into.sum[r]);
+        for (int r = 0; r < M; r++) shrink[r] = weigh_page(scores + r * PAGE, 0, limit[r] - at, into.largest[r], total[r]);
         for (int d = 0; d < rank; d += STRIP) {
             if constexpr (WHOLE_STRIPS) {
                 add_strip<T, M>(rows + d, scores, shrink, tokens, width, into.out + d, rank);
@@ -125,6 +126,7 @@ void attend_tile(const LatentLayer& kv, const QueryTile& t, int split, Partial& 
             }
         }
     }
+    for (int r = 0; r < M; r++) into.sum[r] = sum(total[r]);
 }
 
 using Attend = void (*)(const LatentLayer&, const QueryTile&, int, Partial&, float*);

@@ -71,6 +71,7 @@ inline Float min(Float a, Float b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline Float abs(Float a) { return {_mm512_abs_ps(a.v)}; }
 inline Float round(Float a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 // Lanes below n keep a, the others take b.
+inline bool any_above(Float a, float x) { return _mm512_cmp_ps_mask(a.v, _mm512_set1_ps(x), _CMP_GT_OQ) != 0; }
 inline Float first_lanes(int n, Float a, Float b) { return {_mm512_mask_blend_ps(__mmask16((1u << n) - 1), b.v, a.v)}; }
 inline Float load_first(const float* p, int n) { return {_mm512_maskz_loadu_ps(__mmask16((1u << n) - 1), p)}; }
 inline void store_first(float* p, int n, Float a) { _mm512_mask_storeu_ps(p, __mmask16((1u << n) - 1), a.v); }
@@ -154,6 +155,10 @@ inline Float round(Float a) {
 }
 inline __m256i lanes_below(int n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+inline bool any_above(Float a, float x) {
+    const __m256 bound = _mm256_set1_ps(x);
+    return _mm256_movemask_ps(_mm256_or_ps(_mm256_cmp_ps(a.lo, bound, _CMP_GT_OQ), _mm256_cmp_ps(a.hi, bound, _CMP_GT_OQ))) != 0;
 }
 inline Float first_lanes(int n, Float a, Float b) {
     return {_mm256_blendv_ps(b.lo, a.lo, _mm256_castsi256_ps(lanes_below(n))),
@@ -262,6 +267,11 @@ inline Float round(const Float& a) {
         volatile float t = a.v[i] + 12582912.0f;
         return t - 12582912.0f;
     });
+}
+inline bool any_above(const Float& a, float x) {
+    bool any = false;
+    for (float v : a.v) any = any || v > x;
+    return any;
 }
 inline Float first_lanes(int n, const Float& a, const Float& b) { return floats([&](int i) { return i < n ? a.v[i] : b.v[i]; }); }
 inline Float load_first(const float* p, int n) { return floats([=](int i) { return i < n ? p[i] : 0.0f; }); }

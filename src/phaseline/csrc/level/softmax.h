@@ -14,23 +14,30 @@ inline Float within(int first, int last, Float x, Float other) {
 }
 
 // Turns scores first .. last-1 (perhaps none, perhaps more than a page) into weights e^(score - largest), the others
-// into 0; `top` and `total` take them in. Returns what earlier weights shrink by.
-inline float weigh_page(float* scores, int first, int last, float& top, float& total) {
+// into 0; `top` and `total`, whose lanes are summed at the end, take them in. Returns what earlier weights shrink by.
+inline float weigh_page(float* scores, int first, int last, float& top, Float& total) {
     static_assert(phaseline::PAGE == 2 * LANES);
-    const Float s0 = within(first, last, load(scores), splat(NOTHING));
-    const Float s1 = within(first - LANES, last - LANES, load(scores + LANES), splat(NOTHING));
-    const float highest = largest(max(s0, s1)), before = top;
-    const float now = highest > before ? highest : before;
-    const Float p0 = within(first, last, exp(s0 - splat(now)), zero());
-    const Float p1 = within(first - LANES, last - LANES, exp(s1 - splat(now)), zero());
-    float shrink = 1.0f;
-    if (now != before) {
-        float e[LANES];
-        store(e, exp(splat(before - now)));
-        shrink = e[0];
+    const bool whole = first <= 0 && last >= phaseline::PAGE;
+    Float s0 = load(scores), s1 = load(scores + LANES);
+    if (!whole) {
+        s0 = within(first, last, s0, splat(NOTHING));
+        s1 = within(first - LANES, last - LANES, s1, splat(NOTHING));
     }
-    top = now;
-    total = total * shrink + sum(p0 + p1);
+    float shrink = 1.0f;
+    if (const Float both = max(s0, s1); any_above(both, top)) {  // rarely, after some pages
+        const float now = largest(both);
+        float e[LANES];
+        store(e, exp(splat(top - now)));
+        shrink = e[0];
+        top = now;
+        total = total * splat(shrink);
+    }
+    Float p0 = exp(s0 - splat(top)), p1 = exp(s1 - splat(top));
+    if (!whole) {
+        p0 = within(first, last, p0, zero());
+        p1 = within(first - LANES, last - LANES, p1, zero());
+    }
+    total = total + (p0 + p1);
     store(scores, p0);
     store(scores + LANES, p1);
     return shrink;
