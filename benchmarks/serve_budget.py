@@ -54,7 +54,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     scene = Scene(intruder_tokens=args.context - OUTPUT, intruder_output=OUTPUT, stream_tokens=args.context - 64)
     common = ("--context", str(args.context))
     budgeted = our_command(args.model, args.threads, *common, "--itl-budget", str(args.budget))
-    names = ("chunks of 512", f"budget of {args.budget:g} ms")
+    names = ("no budget", f"budget of {args.budget:g} ms")
     alone = {name: list[float]() for name in names}
     worst, ttft = ({name: list[float]() for name in names} for _ in range(2))
     with started([(names[0], our_command(args.model, args.threads, *common)), (names[1], budgeted)], 120) as servers:

@@ -9,7 +9,7 @@ from phaseline.errors import RequestError, UnsupportedError
 from phaseline.program.step import Step
 
 _AIM = 0.85  # of a budget: the rest is for what passes between steps, and for those that take longer than estimated
-LEAST = 8  # rows of a full tile of the kernels: fewer cost more each, and a prompt must get on
+LEAST = 2  # rows that cost hardly more than one: a prompt must get on
 
 
 class Phase(Enum):

@@ -10,7 +10,7 @@ from phaseline.lab.prompts import WORDS, Vocabulary, random_asks
 from phaseline.lab.systems.base import Ask, StreamSystem
 from phaseline.lab.systems.phaseline import PhaselineSystem
 
-LEAST = 8  # tokens of a prompt that our engine reads in a step, whatever its budget in time
+LEAST = 2  # tokens of a prompt that our engine reads in a step, whatever its budget in time
 _UNKNOWN_PIECES = 256  # that a victim must outlive where the chunk is not known
 _SPARE = 64  # tokens that a victim is asked for beyond
 
