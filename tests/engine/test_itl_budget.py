@@ -163,7 +163,13 @@ def test_the_first_chunk_is_the_least_where_nothing_is_known_of_prompts() -> Non
     for _ in range(10):
         machine.step()
     machine.add("intruder", 2000, 4)
-    assert [machine.step()[1] for _ in range(5)] == [LEAST, 4 * LEAST, 16 * LEAST, 64 * LEAST, pytest.approx(150, abs=10)]
+    assert [machine.step()[1] for _ in range(5)] == [
+        LEAST,
+        4 * LEAST,
+        16 * LEAST,
+        64 * LEAST,
+        pytest.approx(150, abs=10),
+    ]
 
 
 def test_whole_chunks_are_read_until_somebody_decodes() -> None:

@@ -131,7 +131,7 @@ def test_each_piece_of_a_prompt_is_a_step_of_its_own_beside_the_streams(streams:
     record = measure(Interference(stage(streams), scene, settings, repeats=2))
     assert record["partial"] is False and record["experiment"] == "interference"
     assert [row["setting"] for row in record["results"]] == ["whole", "chunk 64", "chunk 13", "budget 1e-06 ms"]
-    assert [row["most_stalls"] for row in record["results"]] == [1, 4, 16, 100]  # the least each, where no budget is enough
+    assert [row["most_stalls"] for row in record["results"]] == [1, 4, 16, 100]  # the least where none is enough
     for row in record["results"]:
         assert row["errors"] == [] and row["outlived"] and row["tokens"] == 200 and row["cached_tokens"] == 0
         assert len(row["seconds"]) == len(row["clashes"]) == 2
