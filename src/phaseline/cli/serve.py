@@ -57,6 +57,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="measure at the start, in about a second, what this machine allows each phase; the live page shows it",
     )
     group.add_argument(
+        "--log-requests",
+        action="store_true",
+        help="write a line for each request that has ended to standard error, without a word of what was said (no)",
+    )
+    group.add_argument(
         "--check-pages", action="store_true", help="look after every step whether a page is lost (slow: for tests)"
     )
     add_serving_options(parser)
@@ -80,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
         "drain_timeout",
         "restart",
         "ceilings",
+        "log_requests",
         "check_pages",
     )
     given = {name: value for name in settings if (value := getattr(args, name)) is not None}

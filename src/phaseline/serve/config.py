@@ -33,6 +33,7 @@ class ServeConfig:
     drain_timeout: float = 30.0  # streams get so long to finish once the server is asked to stop
     restart: bool = True  # an engine process that dies
     ceilings: bool = False  # measure, before serving, what the machine allows each phase
+    log_requests: bool = False  # to standard error, when they have ended
     check_pages: bool = False  # after every step; what is wrong with them ends the server
     max_body: int = 16 << 20
     max_bodies: int = 256 << 20  # of all requests under way

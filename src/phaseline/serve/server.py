@@ -31,6 +31,7 @@ from phaseline.serve.process.messages import EngineFacts
 
 _DEATHS, _DEATHS_WITHIN_S = 3, 300.0  # of the engine's process; beyond, restarting it would only hide a defect
 _BACKLOG = 1024  # connections that wait for their first look
+_SWITCH_S = 1e-3  # that the loop waits at most, each time it wants Python back from a thread that reads a body
 _FLUSH_S = 5  # for the last bytes to leave once all requests have ended
 
 
@@ -39,6 +40,7 @@ def run(config: ServeConfig) -> None:
 
     Raises a PhaselineError for what can't be served, and where the engine's process can't be kept alive.
     """
+    sys.setswitchinterval(_SWITCH_S)
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of every write to a connection that is lost
     with _bound(config.host, config.port, config.idle_timeout) as sock:
         uvloop.run(_Server(config, sock).run())  # a fifth less of this process's time a token than asyncio's own

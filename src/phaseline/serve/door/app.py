@@ -28,10 +28,12 @@ from phaseline.serve.door.problems import Problem, model_not_found, problem
 from phaseline.serve.door.prompts import Prompts
 from phaseline.serve.door.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from phaseline.serve.live.page import page_routes
+from phaseline.serve.live.request_log import Lines, RequestLog
 from phaseline.serve.live.telemetry import CountResponses, Telemetry
 from phaseline.serve.process.engine_client import EngineClient, State
 
 _OPEN_PATHS = ("/health", "/ready", "/metrics")  # for everyone, key or not
+_STDERR = 2
 _READERS = 2  # threads that decode bodies and find tokens; more would wait for each other
 _T = TypeVar("_T")
 _Body = TypeVar("_Body", CompletionBody, ChatBody, TokenizeBody, DetokenizeBody)
@@ -63,7 +65,8 @@ def create_app(client: EngineClient, config: ServeConfig, tokenizer: Tokenizer, 
     bounds = {"max_body": config.max_body, "max_bodies": config.max_bodies}
     guarded = Guard(app, hosts=hosts, keys=config.api_keys, open_paths=open_paths, **bounds)
     names = {route.path: "/" if route in page else route.path for route in routes}
-    return CountResponses(guarded, telemetry.metrics, names)
+    counted = CountResponses(guarded, telemetry.metrics, names)
+    return RequestLog(counted, names, telemetry, Lines(_STDERR)) if config.log_requests else counted
 
 
 class _Door:

@@ -5,6 +5,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from contextvars import ContextVar
 from typing import Any
 
 from starlette.requests import Request
@@ -15,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from phaseline.serve.errors import Unavailable
 from phaseline.serve.live.exposition import CONTENT_TYPE
 from phaseline.serve.live.feed import Feed
-from phaseline.serve.live.lives import Lives
+from phaseline.serve.live.lives import Life, Lives
 from phaseline.serve.live.metrics import MODEL_LABELS, Metrics
 from phaseline.serve.process.engine_client import EngineClient, State
 from phaseline.serve.process.messages import StepReport
@@ -36,6 +37,7 @@ class Telemetry:
         self._server = secrets.token_hex(4)  # so that who watches can tell a new server from a new connection
         self._lives, self.metrics = Lives(), Metrics()
         self._unread: list[StepReport] = []
+        self._collected = ContextVar[list[Life] | None]("lives", default=None)
         self._feed = Feed(self._lives, self.metrics, self._facts, self._over)
         client.watch(self._reported, submitted=self._submitted, lost=self._lost)
 
@@ -43,8 +45,22 @@ class Telemetry:
         """/metrics and /live."""
         return [Route("/metrics", self._serve_metrics), Route("/live", self._serve_live)]
 
+    def collect(self) -> list[Life]:
+        """The lives of requests that this task, or one that it starts, hands over from now on."""
+        lives: list[Life] = []
+        self._collected.set(lives)
+        return lives
+
+    def read(self) -> None:
+        """Look at the reports that have come."""
+        reports, self._unread = self._unread, []
+        for report in reports:
+            seen = self._lives.read(report)
+            self.metrics.add(report, seen)
+            self._feed.add(report, seen)
+
     async def _serve_metrics(self, _: Request) -> Response:
-        self._read()
+        self.read()
         model = {name: str(value) for name, value in self._facts().items()}
         known = all(name in model for name in MODEL_LABELS)
         return Response(self.metrics.text(model if known else {}), media_type=CONTENT_TYPE)
@@ -52,27 +68,23 @@ class Telemetry:
     async def _serve_live(self, _: Request) -> Response:
         if self._feed.full:
             raise Unavailable("as many watch as can: close another page")
-        self._read()
+        self.read()
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         return StreamingResponse(self._feed.watch(), media_type="text/event-stream", headers=headers)
 
     def _submitted(self, stream: Stream) -> None:
-        self._feed.changed(self._lives.arrived(stream.request, stream.accepted_ns))
+        life = self._lives.arrived(stream.request, stream.accepted_ns)
+        self._feed.changed(life)
+        if (collected := self._collected.get()) is not None:
+            collected.append(life)
 
     def _reported(self, report: StepReport) -> None:
         if not self._unread:
-            asyncio.get_running_loop().call_later(_EVERY, self._read)
+            asyncio.get_running_loop().call_later(_EVERY, self.read)
         self._unread.append(report)
 
-    def _read(self) -> None:
-        reports, self._unread = self._unread, []
-        for report in reports:
-            seen = self._lives.read(report)
-            self.metrics.add(report, seen)
-            self._feed.add(report, seen)
-
     def _lost(self) -> None:
-        self._read()
+        self.read()
         for life in self._lives.lost(time.monotonic_ns()):
             self.metrics.ended(life)
             self._feed.changed(life)

@@ -1,0 +1,109 @@
+"""A line for each request that ended: what it says, what it never says, and that nobody waits for its reader."""
+
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phaseline.serve.live.request_log import Lines
+from support.server import Server, eventually, serving
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+LINE = re.compile(
+    r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00 (?P<id>\S+) (?P<route>\S+) (?P<status>\S+) "
+    r"(?:prompt=(?P<prompt>\d+) cached=(?P<cached>\d+) output=(?P<output>\d+) "
+    r"ttft_ms=(?P<ttft>\S+) tpot_ms=(?P<tpot>\S+) )?"
+    r"total_ms=(?P<total>[\d.]+)(?: reason=(?P<reason>\S+))?"
+)
+
+
+@pytest.fixture
+def logging(tiny: Path) -> Iterator[Server]:
+    with serving(tiny, "--log-requests", "--api-key", "secret-key") as running:
+        yield running
+
+
+def ask(server: Server, path: str, body: Any, key: str = "secret-key") -> Any:
+    return server.ask(path, body, headers={"Authorization": f"Bearer {key}"})
+
+
+def logged(server: Server) -> list[dict[str, str]]:
+    """All lines, once the server has ended."""
+    assert server.stop() == 0 and server.process.stderr
+    lines = server.process.stderr.read().splitlines()
+    found = [LINE.fullmatch(line) for line in lines]
+    assert all(found), lines
+    assert not any(word in line for line in lines for word in ("secret", "wrong", "quokka"))
+    return [match.groupdict() for match in found if match]
+
+
+def test_what_a_line_says(logging: Server) -> None:
+    one = {"prompt": "quokka " * 30, "max_tokens": 5, "temperature": 0, "ignore_eos": True}
+    whole = [ask(logging, COMPLETIONS, one).json for _ in range(2)]
+    many = {"prompt": ["quokka", "quokka!"], "max_tokens": 3, "n": 2, "ignore_eos": True}
+    ask(logging, COMPLETIONS, one | many)
+    chat = {"messages": [{"role": "user", "content": "quokka"}], "max_tokens": 1, "stream": True}
+    stream = ask(logging, CHAT, chat).events
+    assert ask(logging, COMPLETIONS, {"prompt": "quokka", "n": 0}).status == 400
+    assert ask(logging, COMPLETIONS, one, key="wrong").status == 401
+    assert ask(logging, "/quokka", one).status == 404
+    assert ask(logging, "/tokenize", {"prompt": "quokka"}).status == 200
+    assert logging.ask("/health").status == 200
+    first, again, both, streamed, *others = logged(logging)
+    usage = whole[0]["usage"]
+    assert first["id"] == whole[0]["id"] and first["route"] == COMPLETIONS and first["status"] == "200"
+    assert int(first["prompt"]) == usage["prompt_tokens"] and first["cached"] == "0" and first["output"] == "5"
+    assert 0 < float(first["ttft"]) < float(first["total"]) and 0 < float(first["tpot"]) < float(first["total"])
+    assert first["reason"] == "length"
+    assert int(again["cached"]) == whole[1]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    assert both["output"] == "12"
+    assert streamed["id"] == stream[0]["id"] and streamed["route"] == CHAT
+    assert streamed["tpot"] == "-" and streamed["output"] == "1"
+    told = [(line["id"], line["route"], line["status"], line["reason"]) for line in others]
+    assert told == [
+        ("-", COMPLETIONS, "400", None), ("-", COMPLETIONS, "401", None), ("-", "other", "404", None),
+        ("-", "/tokenize", "200", None),
+    ]  # fmt: skip
+
+
+def test_a_client_who_leaves_is_told_of(logging: Server) -> None:
+    connection = logging.connect()
+    body = b'{"prompt": "quokka", "max_tokens": 20000, "ignore_eos": true, "stream": true}'
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer secret-key"}
+    connection.request("POST", COMPLETIONS, body, headers)
+    assert connection.getresponse().read(10)
+    connection.sock and connection.sock.close()
+    connection.close()
+    eventually(lambda: logging.idle)
+    [line] = logged(logging)
+    assert line["status"] == "200" and line["reason"] == "abort" and int(line["output"]) > 0
+
+
+def test_a_log_that_nobody_reads_holds_up_nobody(logging: Server) -> None:
+    assert logging.process.stderr
+    pipe = logging.process.stderr.fileno()
+    fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, 4096)
+    bad = {"prompt": "quokka", "n": 0}
+    for _ in range(100):
+        assert ask(logging, COMPLETIONS, bad).status == 400
+    read = os.read(pipe, 1 << 16).decode()
+    assert ask(logging, COMPLETIONS, bad).status == 400
+    logging.stop()
+    [lost, last] = logging.process.stderr.read().splitlines()
+    count = re.fullmatch(r"phaseline: (\d+) lines of the log were lost: nobody read", lost)
+    assert count and int(count[1]) + read.count("\n") == 100 and LINE.fullmatch(last)
+    assert all(map(LINE.fullmatch, read.splitlines()))
+
+
+def test_a_reader_who_has_gone_harms_nobody() -> None:
+    end, start = os.pipe()
+    lines = Lines(start)
+    lines.write("heard")
+    assert os.read(end, 100) == b"heard\n"
+    os.close(end)
+    lines.write("not heard")
+    os.close(start)
