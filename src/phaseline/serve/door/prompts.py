@@ -58,11 +58,12 @@ class Prompts:
         self, body: ChatBody | TokenizeBody, functions: Sequence[Mapping[str, Any]], max_tokens: int, context: int
     ) -> list[int]:
         """The ids of a conversation that may call `functions`, up to where the answer begins."""
-        if self.tokenizer.chat_template is None:
+        template = self.tokenizer.chat_template
+        if template is None:
             raise refused("messages", "this model has no chat template; /v1/completions continues any text")
         text = render_chat(
             self.tokenizer,
-            messages_of(body.messages or []),
+            messages_of(body.messages or [], template),
             tools=functions,
             add_generation_prompt=body.add_generation_prompt is not False,
             more=_own(body.chat_template_kwargs or {}),
