@@ -1,7 +1,10 @@
 """From bodies to requests: what no answer shows."""
 
+import pytest
+
 from phaseline.engine.engine import Engine
 from phaseline.serve.door.asked import Asked, Asking
+from phaseline.serve.door.problems import Problem
 from phaseline.serve.door.prompts import Prompts
 from phaseline.serve.door.protocol import ChatBody, CompletionBody
 
@@ -31,3 +34,25 @@ def test_a_chat_may_fill_the_context(engine: Engine) -> None:
     assert asking(engine).chat(body, None).requests[0].params.max_tokens == engine.context
     body.max_tokens, body.max_completion_tokens = 5, 7
     assert asking(engine).chat(body, None).requests[0].params.max_tokens == 7
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_an_answer_that_the_context_has_no_room_for_is_refused(engine: Engine, name: str) -> None:
+    hello = [{"role": "user", "content": "Hi"}]
+    prompt = asking(engine).chat(ChatBody(messages=hello), None).requests[0].prompt
+    room = engine.context - len(prompt)
+    asking(engine).chat(ChatBody(messages=hello, **{name: room}), None)  # type: ignore[arg-type]
+    with pytest.raises(
+        Problem, match=f"^{name} = {room + 1}: .* room for {room} after a prompt of {len(prompt)} "
+    ) as told:
+        asking(engine).chat(ChatBody(messages=hello, **{name: room + 1}), None)  # type: ignore[arg-type]
+    assert told.value.status == 400 and told.value.facts.param == name
+    assert told.value.facts.code == "context_length_exceeded"
+
+
+def test_the_longest_of_several_prompts_needs_room(engine: Engine) -> None:
+    prompts = [[50] * 10, [50] * (engine.context - 8)]
+    asking(engine).completion(CompletionBody(prompt=prompts, max_tokens=8), None)
+    asking(engine).completion(CompletionBody(prompt=prompts), None)  # what nobody asked for ends with the context
+    with pytest.raises(Problem, match=r"max_tokens = 9: a context of .* has room for 8 after"):
+        asking(engine).completion(CompletionBody(prompt=prompts, max_tokens=9), None)

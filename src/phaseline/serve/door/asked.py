@@ -9,8 +9,8 @@ from phaseline.serve.door.answers import ChatGrowing, Growing, TextGrowing
 from phaseline.serve.door.conversation import Tools, tools_of
 from phaseline.serve.door.envelope import Envelope
 from phaseline.serve.door.grammars import calls
-from phaseline.serve.door.params import chat_params, completion_params, priority, salt
-from phaseline.serve.door.problems import refused
+from phaseline.serve.door.params import chat_limit, chat_params, completion_params, priority, salt
+from phaseline.serve.door.problems import Problem, refused
 from phaseline.serve.door.prompts import Prompts
 from phaseline.serve.door.protocol import ChatBody, CompletionBody, Generation
 
@@ -50,6 +50,7 @@ class Asking:
         params = completion_params(body)
         validate_params(params, vocab=self._tokenizer.vocab_size)
         prompts = self._prompts.completion(body, params.max_tokens, self._context, self._most_prompts)
+        self._check_room("max_tokens", body.max_tokens, prompts)
         choices = [
             TextGrowing(
                 self._tokenizer,
@@ -72,6 +73,8 @@ class Asking:
         if tools := tools_of(body, self._tokenizer.chat_template):
             params = self._calling(params, tools, several=body.parallel_tool_calls is not False)
         prompt = self._prompts.chat(body, tools.functions if tools else (), params.max_tokens, self._context)
+        name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+        self._check_room(name, chat_limit(body), [prompt])
         choices = [
             ChatGrowing(
                 self._tokenizer,
@@ -85,6 +88,13 @@ class Asking:
         ]
         envelope = Envelope("chat.completion.chunk", self._model, "chatcmpl")
         return self._asked(body, key, envelope, [prompt], params, choices)
+
+    def _check_room(self, name: str, limit: int | None, prompts: Sequence[Sequence[int]]) -> None:
+        """An answer that could never become as long as was asked for is refused, as OpenAI and vLLM do."""
+        longest = max(map(len, prompts))
+        if limit is not None and longest + limit > self._context:
+            message = f"{name} = {limit}: a context of {self._context} has room for {self._context - longest} after"
+            raise Problem(400, f"{message} a prompt of {longest} tokens", param=name, code="context_length_exceeded")
 
     def _calling(self, params: SamplingParams, tools: Tools, *, several: bool) -> SamplingParams:
         """So that calls can be seen in the text, and what must be called is."""
