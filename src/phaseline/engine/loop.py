@@ -305,6 +305,8 @@ class EngineLoop:
 
     def _score_prompts(self, plan: Plan, logits: NDArray[Any]) -> None:
         """Log-probabilities of prompt tokens: the row at position p tells of the token at p + 1."""
+        if not any(sequence.scores_prompt for sequence in plan.sequences):
+            return
         first = 0
         for sequence, segment in zip(plan.sequences, plan.step.segments, strict=True):
             rows, first = logits[first : first + segment.wanted], first + segment.wanted
