@@ -40,17 +40,23 @@ template <int M, int OFFSET> struct Dot {
     Int value(int r) const { return Int{_mm512_slli_epi32(hi[r], 7)} + Int{lo[r]}; }
 };
 
-inline void store_words(const int32_t* q, int8_t* words) {
-    for (int i = 0; i < 32; i++) {
-        const int32_t hi = (q[i] + 64) >> 7;
-        words[i] = int8_t(hi);
-        words[32 + i] = int8_t(q[i] - 128 * hi);
-    }
+inline void store_words(Int a, Int b, int8_t* words) {
+    const auto put = [](Int q, int8_t* p) {
+        const __m512i hi = _mm512_srai_epi32(_mm512_add_epi32(q.v, _mm512_set1_epi32(64)), 7);
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(hi));
+        const __m512i lo = _mm512_sub_epi32(q.v, _mm512_slli_epi32(hi, 7));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 32), _mm512_cvtepi32_epi8(lo));
+    };
+    put(a, words);
+    put(b, words + LANES);
 }
 
 #else
 
-inline void store_words(const int32_t* q, int8_t* words) {
+inline void store_words(Int a, Int b, int8_t* words) {
+    int32_t q[32];
+    memcpy(q, &a, sizeof a);
+    memcpy(q + LANES, &b, sizeof b);
     int16_t w[32];
     for (int j = 0; j < 32; j += 4) {
         w[j] = int16_t(q[j]), w[j + 1] = int16_t(q[j + 2]);

@@ -37,19 +37,14 @@ void quantise(const float* x, QuantBlock& out) {
     constexpr float TINY = 1e-30f;  // below it TOP / top could overflow; such a block is zero
     const Float a = load(x), b = load(x + LANES);
     const float top = largest(max(abs(a), abs(b)));
-    // What is not finite must stay visible: times zero it is NaN, and makes the scale so.
-    const float unsound = sum(a * zero() + b * zero());
     const Float inverse = splat(top > TINY ? TOP / top : 0.0f);
-    int32_t q[32];
     const Int qa = to_int(round(a * inverse)), qb = to_int(round(b * inverse));
-    memcpy(q, &qa, sizeof qa);
-    memcpy(q + LANES, &qb, sizeof qb);
-    out.scale = top / TOP + unsound;
-    uint32_t first = 0, second = 0;  // unsigned: what is not finite became the least integer, and sums of it wrap
-    for (int i = 0; i < 16; i++) first += uint32_t(q[i]), second += uint32_t(q[16 + i]);
+    // What is not finite must stay visible: times zero it is NaN, and makes the scale so.
+    out.scale = any_nan(a * zero() + b * zero()) ? __builtin_nanf("") : top / TOP;
+    const uint32_t first = sum(qa), second = sum(qb);  // what is not finite became the least integer: sums wrap
     out.less[0] = int32_t(0 - first), out.less[1] = int32_t(0 - second), out.less[2] = int32_t(0 - first - second);
     out.sum = out.scale * float(int32_t(first + second));
-    store_words(q, out.words);
+    store_words(qa, qb, out.words);
 }
 
 }  // namespace

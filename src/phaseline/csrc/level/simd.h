@@ -71,6 +71,7 @@ inline Float min(Float a, Float b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline Float abs(Float a) { return {_mm512_abs_ps(a.v)}; }
 inline Float round(Float a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 // Lanes below n keep a, the others take b.
+inline bool any_nan(Float a) { return _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q) != 0; }
 inline bool any_above(Float a, float x) { return _mm512_cmp_ps_mask(a.v, _mm512_set1_ps(x), _CMP_GT_OQ) != 0; }
 inline Float first_lanes(int n, Float a, Float b) { return {_mm512_mask_blend_ps(__mmask16((1u << n) - 1), b.v, a.v)}; }
 inline Float load_first(const float* p, int n) { return {_mm512_maskz_loadu_ps(__mmask16((1u << n) - 1), p)}; }
@@ -155,6 +156,9 @@ inline Float round(Float a) {
 }
 inline __m256i lanes_below(int n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+inline bool any_nan(Float a) {
+    return _mm256_movemask_ps(_mm256_or_ps(_mm256_cmp_ps(a.lo, a.lo, _CMP_UNORD_Q), _mm256_cmp_ps(a.hi, a.hi, _CMP_UNORD_Q))) != 0;
 }
 inline bool any_above(Float a, float x) {
     const __m256 bound = _mm256_set1_ps(x);
@@ -268,6 +272,11 @@ inline Float round(const Float& a) {
         return t - 12582912.0f;
     });
 }
+inline bool any_nan(const Float& a) {
+    bool any = false;
+    for (float v : a.v) any = any || v != v;
+    return any;
+}
 inline bool any_above(const Float& a, float x) {
     bool any = false;
     for (float v : a.v) any = any || v > x;
@@ -330,6 +339,18 @@ inline float sum(Float a) {
 inline float largest(Float a) {
     return fold(_mm256_max_ps(low(a), high(a)), [](__m128 x, __m128 y) { return _mm_max_ps(x, y); });
 }
+// Of integers, which wraps.
+inline uint32_t sum(Int a) {
+#if defined(__AVX512F__)
+    const __m256i both = _mm256_add_epi32(_mm512_castsi512_si256(a.v), _mm512_extracti64x4_epi64(a.v, 1));
+#else
+    const __m256i both = _mm256_add_epi32(a.lo, a.hi);
+#endif
+    __m128i v = _mm_add_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
+    v = _mm_add_epi32(v, _mm_unpackhi_epi64(v, v));
+    v = _mm_add_epi32(v, _mm_shuffle_epi32(v, 1));
+    return uint32_t(_mm_cvtsi128_si32(v));
+}
 #else
 template <class F> float fold(Float a, F op) {
     for (int n = 8; n; n /= 2)
@@ -341,6 +362,11 @@ inline float sum(const Float& a) {
 }
 inline float largest(const Float& a) {
     return fold(a, [](float x, float y) { return x > y ? x : y; });
+}
+inline uint32_t sum(const Int& a) {
+    uint32_t total = 0;
+    for (int32_t x : a.v) total += uint32_t(x);
+    return total;
 }
 #endif
 
