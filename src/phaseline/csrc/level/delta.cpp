@@ -1,5 +1,5 @@
 // Kimi delta attention by its recurrence, in chunks and in decodes alike: the same operations in the same order.
-#include "simd.h"
+#include "functions.h"
 #include "table.h"
 
 namespace PHASELINE_LEVEL {

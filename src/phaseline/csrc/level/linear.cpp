@@ -3,6 +3,7 @@
 #include "decode.h"
 #include "dot.h"
 #include "fetch.h"
+#include "functions.h"
 #include "table.h"
 
 namespace PHASELINE_LEVEL {

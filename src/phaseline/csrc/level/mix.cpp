@@ -1,5 +1,5 @@
 // The rows that earlier layers began with and the present one, averaged by the softmax of their scores.
-#include "simd.h"
+#include "functions.h"
 #include "table.h"
 
 namespace PHASELINE_LEVEL {

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "simd.h"
+#include "functions.h"
 #include "table.h"
 
 namespace PHASELINE_LEVEL {

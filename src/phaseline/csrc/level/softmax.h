@@ -1,7 +1,7 @@
 // The online softmax over one page of scores, shared by every kind of attention.
 #pragma once
+#include "functions.h"
 #include "kernels.h"
-#include "simd.h"
 
 namespace PHASELINE_LEVEL {
 
