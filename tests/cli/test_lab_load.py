@@ -135,7 +135,7 @@ def test_logs_of_real_traffic_are_replayed(
     assert [(at - due[0]) / 1e6 for at in due] == pytest.approx(due_ms)
     assert [request["max_tokens"] for request in record["requests"]] == outputs
     assert record["summary"]["completed"] == len(due_ms)
-    assert ("1 requests of the log were passed over" in record["finding"]) == (name == "mooncake")
+    assert ("Passed over: 1 request of the log" in record["finding"]) == (name == "mooncake")
 
 
 def started(start: Start, server: TruthServer, *options: str) -> Any:

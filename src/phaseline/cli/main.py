@@ -19,12 +19,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     0: done. 2: bad usage or refused input, with one line on standard error that says what and why. 130: interrupted.
     141: whoever read standard output has closed it.
     """
+    words = sys.argv[1:] if argv is None else argv
     with own_interrupts() as interrupted:
         try:
             _settle_streams()
             from phaseline.cli.parser import build_parser
 
-            words = sys.argv[1:] if argv is None else argv
             args = build_parser(words).parse_args(words)
             status: int = args.run(args)
             sys.stdout.flush()
@@ -37,9 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             if isinstance(error, OSError):
                 # What is still buffered has nowhere to go, and the flush at exit would fail once more.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-                return BROKEN_PIPE if isinstance(error, BrokenPipeError) else _refuse(error)
+                return BROKEN_PIPE if isinstance(error, BrokenPipeError) else _refuse(error, words)
             if isinstance(error, PhaselineError):
-                return _refuse(error)
+                return _refuse(error, words)
             raise
 
 
@@ -53,8 +53,8 @@ def _settle_streams() -> None:
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
 
 
-def _refuse(error: Exception) -> int:
-    from phaseline.cli.parser import one_line
+def _refuse(error: Exception, words: Sequence[str]) -> int:
+    from phaseline.cli.parser import as_typed, one_line
 
-    print(f"phaseline: error: {one_line(str(error))}", file=sys.stderr)
+    print(f"phaseline: error: {one_line(as_typed(str(error), words))}", file=sys.stderr)
     return REFUSED

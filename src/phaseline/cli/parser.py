@@ -72,6 +72,16 @@ def build_parser(words: Sequence[str]) -> Parser:
     return parser
 
 
+def as_typed(message: str, words: Sequence[str]) -> str:
+    """A refusal of a setting ("max_queue = 0: ...") by the option that was typed for it, if one was."""
+    name, equals, rest = message.partition(" = ")
+    setting = name.lower().replace(" ", "_")
+    for option in (word.partition("=")[0] for word in words if word.startswith("--")):
+        if equals and option[2:].replace("-", "_") in (setting, setting.removesuffix("s")):
+            return f"{option} {rest}"
+    return message
+
+
 def one_line(message: str) -> str:
     return " ".join(message.split())
 

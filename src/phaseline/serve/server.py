@@ -103,7 +103,7 @@ class _Server:
     async def _drain(self) -> None:
         """Let requests in flight end, as long as the configuration gives them."""
         self._client.drain()
-        print(f"draining: {self._client.in_flight} requests in flight; a second signal ends at once", flush=True)
+        print(f"draining, in flight: {self._client.in_flight}; a second signal ends at once", flush=True)
         end = time.monotonic() + self._config.drain_timeout
         while self._client.in_flight and time.monotonic() < end:
             await asyncio.sleep(0.02)

@@ -21,7 +21,7 @@ def test_our_engine_over_chunks_and_a_budget(phaseline: Run, plain: str, tmp_pat
     record = json.loads(out.read_text())
     assert record["experiment"] == "interference" and record["partial"] is False
     assert [(row["setting"], row["most_stalls"]) for row in record["results"]] == [
-        ("whole", 1), ("chunk 16", 4), ("budget 0.001 ms", 8)
+        ("whole", 1), ("chunk 16", 4), ("budget 0.001 ms", 30)
     ]  # fmt: skip
     assert all(row["errors"] == [] and row["streams"] == 2 and row["tokens"] == 60 for row in record["results"])
     assert [drawn["setting"] for drawn in record["timelines"]] == ["whole", "chunk 16", "budget 0.001 ms"]
@@ -81,4 +81,4 @@ def test_a_budget_changes_no_answer(phaseline: Run, plain: str) -> None:
     )
     assert kept.returncode == 0 and kept.stdout == plainly.stdout
     refused = phaseline("run", plain, "one", "--itl-budget", "0")
-    assert refused.returncode == 2 and "ITL budget = 0.0 ms: it must be a number above 0" in refused.stderr
+    assert refused.returncode == 2 and "--itl-budget 0.0 ms: it must be a number above 0" in refused.stderr

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from phaseline.lab.prompts import WORDS, Made, Vocabulary, logged_asks, random_asks
 from phaseline.lab.systems.base import Ask
+from phaseline.lab.wording import counted
 from phaseline.lab.workload import logged_times
 from phaseline.lab.workload_files import Log
 
@@ -82,7 +83,7 @@ class LogSource:
         seed: int = 0,
     ) -> None:
         self.requests = len(log.requests)
-        self.note = f"{log.passed_over} requests of the log were passed over" if log.passed_over else None
+        self.note = f"passed over: {counted(log.passed_over, 'request')} of the log" if log.passed_over else None
         self._log, self._speed, self._seed = log, speed, seed
         self._make: Callable[[int, int], Made[Ask]] = lambda seed, warmups: logged_asks(
             log, warmups=warmups, vocabulary=vocabulary, seed=seed, ignore_eos=ignore_eos

@@ -6,6 +6,7 @@ by the number of streams. No proxies, redirects or compression either: each woul
 
 import asyncio
 import json
+import os
 import re
 import select
 import socket
@@ -169,7 +170,7 @@ class Door:
         except TimeoutError:
             raise StreamFault(f"timeout: no connection to {self.url} in {self._connect_s} s") from None
         except (OSError, UnicodeError) as error:  # the latter for a name that can't be a host's
-            raise StreamFault(f"cannot connect to {self.url}: {error}") from error
+            raise StreamFault(f"cannot connect to {self.url}: {_reason(error)}") from error
 
     def _request(self, path: str, body: Mapping[str, Any] | None) -> bytes:
         content = b"" if body is None else json.dumps(body).encode()
@@ -208,6 +209,13 @@ async def _head(reader: asyncio.StreamReader) -> Answer:
         if version == "HTTP/1.0":
             headers.setdefault("connection", "close")
         return Answer(reader, int(code), reason, headers)
+
+
+def _reason(error: Exception) -> str:
+    """Why there is no connection, in words alone."""
+    if isinstance(error, ConnectionError | TimeoutError) and error.errno:  # asyncio has words of its own for these
+        return os.strerror(error.errno)
+    return re.sub(r"\[Errno -?\d+\] ", "", str(error))
 
 
 def _is_quiet(connection: socket.socket) -> bool:

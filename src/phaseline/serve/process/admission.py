@@ -62,7 +62,7 @@ class Admission:
     def check(self) -> None:
         """Raise Overloaded if the queue is full."""
         if self._waiting >= self.max_queue + max(0, self._seats - self._seated):
-            said = f"{self._waiting} requests wait already: no more than {self.max_queue} may"
+            said = f"the queue is full: {self._waiting} wait already, of at most {self.max_queue}"
             raise Overloaded(said, self._milliseconds(self.backlog / self._waiting))
 
     def admit(self, request_id: str, prompt: int, seats: int = 1) -> None:
