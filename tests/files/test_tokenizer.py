@@ -1,7 +1,5 @@
 """The tokenizer against llama.cpp, against its public cases, and against what each rule of a vocabulary says."""
 
-import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from phaseline.files.gguf import open_gguf
 from phaseline.files.pretokenizers import SPLITTINGS
 from phaseline.files.tokenizer import Tokenizer
 from support.llamacpp import LlamaCpp, llamacpp
+from support.turns import others_run_during
 from support.vocab_cases import CASES, public_vocab_dir, read_cases, tiny_metadata
 
 CORPUS = [
@@ -94,25 +93,9 @@ def test_long_repetitive_text(smollm2: Tokenizer, unit: str) -> None:
 
 
 def test_other_threads_run_while_a_long_text_is_encoded(smollm2: Tokenizer) -> None:
-    """The interpreter is never taken from a thread here, so others run only where it is given away."""
-    turns, stop = 0, threading.Event()
-
-    def take_turns() -> None:
-        nonlocal turns
-        while not stop.wait(1e-4):
-            turns += 1
-
-    other, interval = threading.Thread(target=take_turns), sys.getswitchinterval()
-    sys.setswitchinterval(1000)
-    try:
-        other.start()
-        before = turns
-        smollm2.encode("several words to be found " * 10_000)
-        assert turns > before
-    finally:
-        sys.setswitchinterval(interval)
-        stop.set()
-        other.join()
+    text = "several words to be found " * 10_000
+    assert others_run_during(lambda: smollm2.encode(text))
+    assert not others_run_during(lambda: sum(text.count(letter) for letter in text[:20]))
 
 
 @pytest.fixture(scope="module", params=SPLITTINGS)

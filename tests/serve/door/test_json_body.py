@@ -13,6 +13,7 @@ from phaseline._native import measure_json
 from phaseline.serve.door.json_body import decode
 from phaseline.serve.door.problems import Problem
 from phaseline.serve.door.protocol import ChatBody, CompletionBody
+from support.turns import others_run_during
 
 CONTEXT = 8192
 COMPLETION, CHAT = msgspec.json.Decoder(CompletionBody), msgspec.json.Decoder(ChatBody)
@@ -57,6 +58,11 @@ def test_any_bytes_are_counted(text: bytes) -> None:
     counted = measure_json(text)
     assert counted.strings <= text.count(b'"') and counted.longest_string <= len(text)
     assert counted.escapes <= text.count(b"\\") and counted.values + counted.openings + counted.blanks <= len(text)
+
+
+def test_other_threads_run_while_it_is_counted() -> None:
+    text = bytearray(b" " * 20_000_000)
+    assert others_run_during(lambda: measure_json(text))
 
 
 @pytest.mark.parametrize(
