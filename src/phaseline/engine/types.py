@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
+import msgspec
+
 
 class FinishReason(Enum):
     STOP = "stop"  # an end-of-sequence token, a stop id or a stop string
@@ -67,8 +69,7 @@ class Request:
     progress: bool = False  # wants to be told how far its prompt is read
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     """Log-probability of one token and its best alternatives, most likely first (natural log)."""
 
     token: int
@@ -76,8 +77,7 @@ class TokenLogprob:
     top: Sequence[tuple[int, float]] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(msgspec.Struct, frozen=True, array_like=True):
     """What one step added to one stream. `index` counts the n completions of a request."""
 
     request_id: str
@@ -90,8 +90,7 @@ class Delta:
     cached_tokens: int = 0  # prompt tokens served from the prefix cache
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(msgspec.Struct, frozen=True, array_like=True):
     """How far a request's prompt was read after a step: `done` of `total` tokens, `cached` of them without work."""
 
     request_id: str

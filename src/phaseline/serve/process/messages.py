@@ -3,7 +3,6 @@
 Down go `Load` (once), `Submit`, `Abort`, `Close`; up come `Loading`, `Ready`, `StepReport` and, last of all, `Fatal`.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -134,9 +133,10 @@ Report = Loading | Ready | StepReport | Fatal
 
 _KINDS = {kind.__name__: kind for kind in (FileFormatError, UnsupportedError, RequestError, CapacityError)}
 _encoder = msgspec.msgpack.Encoder()
-_commands = msgspec.msgpack.Decoder(Command)
-_reports = msgspec.msgpack.Decoder(Report)
+_commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+_reports: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
 _requests = msgspec.msgpack.Decoder(Request)
+_MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def frame(message: Command | Report) -> bytes:
@@ -159,50 +159,57 @@ def request_of(command: Submit) -> Request:
     """The request in a command. RequestError if it is malformed."""
     try:
         return _requests.decode(command.request)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except _MALFORMED as error:
         raise RequestError(f"malformed request: {error}") from None
 
 
 def read_command(payload: bytes) -> Command:
     """ProtocolError if it is none."""
-    return _decode(_commands, payload)  # type: ignore[no-any-return]
+    try:
+        return _commands.decode(payload)
+    except _MALFORMED as error:
+        raise _malformed(payload, error) from None
 
 
 def read_report(payload: bytes) -> Report:
     """ProtocolError if it is none."""
-    return _decode(_reports, payload)  # type: ignore[no-any-return]
+    try:
+        return _reports.decode(payload)
+    except _MALFORMED as error:
+        raise _malformed(payload, error) from None
 
 
 def _error(kind: str, message: str) -> PhaselineError:
     return _KINDS.get(kind, PhaselineError)(message)
 
 
-def _decode(decoder: Any, payload: bytes) -> Any:
-    try:
-        return decoder.decode(payload)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(f"a frame of {len(payload)} bytes is malformed: {error}") from None
+def _malformed(payload: bytes, error: Exception) -> ProtocolError:
+    return ProtocolError(f"a frame of {len(payload)} bytes is malformed: {error}")
 
 
 class FrameReader:
     """Cuts a stream of bytes into frames' payloads, as far as it has come. It holds at most one frame and one piece."""
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
+        self._begun = bytearray()  # of the frame that has not wholly come
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
+    def feed(self, data: bytes) -> list[bytes]:
         """The payloads that `data` completes. ProtocolError at a length that no frame has."""
-        self._buffer += data
-        start = 0
-        try:
-            while len(self._buffer) - start >= 4:
-                length = int.from_bytes(self._buffer[start : start + 4], "little")
-                if length > MAX_FRAME:
-                    raise ProtocolError(f"a frame of {length} bytes is announced; there are at most {MAX_FRAME}")
-                if len(self._buffer) - start < 4 + length:
-                    return
-                payload = bytes(self._buffer[start + 4 : start + 4 + length])
-                start += 4 + length
-                yield payload
-        finally:
-            del self._buffer[:start]
+        begun = self._begun
+        if begun:
+            begun += data
+        came = begun or data
+        payloads, start, size = [], 0, len(came)
+        while size - start >= 4:
+            length = int.from_bytes(came[start : start + 4], "little")
+            if length > MAX_FRAME:
+                raise ProtocolError(f"a frame of {length} bytes is announced; there are at most {MAX_FRAME}")
+            if size - start < 4 + length:
+                break
+            payloads.append(bytes(came[start + 4 : start + 4 + length]))
+            start += 4 + length
+        if begun:
+            del begun[:start]
+        elif start < size:
+            begun += data[start:]
+        return payloads
