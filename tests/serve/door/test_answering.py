@@ -6,7 +6,8 @@ import os
 import re
 import signal
 import socket
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,28 @@ def start(server: Server, body: dict[str, Any]) -> http.client.HTTPConnection:
     return connection
 
 
+@contextmanager
+def asked_slowly(server: Server, body: dict[str, Any]) -> Iterator[socket.socket]:
+    """A stream that runs, to a client who has not read of it."""
+    with closing(socket.socket()) as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(server.address)
+        sent = json.dumps(body | {"stream": True}).encode()
+        head = "POST /v1/completions HTTP/1.1\r\nHost: [::]\r\nContent-Type: application/json\r\n"
+        slow.sendall(f"{head}Content-Length: {len(sent)}\r\n\r\n".encode() + sent)
+        eventually(lambda: gauge(server, "requests_running") > 0)
+        yield slow
+
+
+def events_of(sock: socket.socket) -> list[str]:
+    """All that an answer says, whose end must come."""
+    answer = http.client.HTTPResponse(sock)
+    answer.begin()
+    *events, rest = answer.read().decode().split("\n\n")
+    assert rest == ""
+    return [event.removeprefix("data: ") for event in events]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_who_leaves_cancels_the_request(server: Server, stream: bool) -> None:
     before = aborted(server)
@@ -60,19 +83,36 @@ def test_a_client_who_leaves_in_the_midst_of_several_prompts_cancels_all(server:
 
 def test_a_client_who_does_not_read_is_cut_off_and_nobody_waits_for_him(tiny: Path) -> None:
     with serving(tiny, "--idle-timeout", "1") as server:
-        with closing(socket.socket()) as slow:
-            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            slow.connect(server.address)
-            body = json.dumps(ENDLESS | {"stream": True, "logprobs": 20}).encode()
-            head = "POST /v1/completions HTTP/1.1\r\nHost: [::]\r\nContent-Type: application/json\r\n"
-            slow.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-            eventually(lambda: gauge(server, "requests_running") == 1)
+        with asked_slowly(server, ENDLESS | {"logprobs": 20}) as slow:
             for _ in range(20):
                 assert server.ask("/v1/completions", SHORT).status == 200
             eventually(lambda: idle(server))
             eventually(lambda: not server.keeps(slow))  # his connection is gone, though he holds his end open
         assert aborted(server) == 1
         assert server.ask("/v1/completions", SHORT).status == 200
+
+
+def test_a_client_who_reads_far_too_late_has_lost_the_request(server: Server) -> None:
+    with asked_slowly(server, ENDLESS | {"logprobs": 20}) as late:
+        eventually(lambda: idle(server))  # long before its end
+        *events, last = events_of(late)
+    assert "were not read" in json.loads(last)["error"]["message"] and len(events) > 1024  # what was kept comes first
+
+
+def test_a_client_who_reads_late_gets_every_event_in_order(server: Server) -> None:
+    body = ENDLESS | {"prompt": list("abcdef"), "max_tokens": 900, "temperature": 1, "seed": 3, "logprobs": 20}
+    with asked_slowly(server, body) as late:
+        eventually(lambda: idle(server))  # all is made, and far more than the connection holds
+        *events, done = events_of(late)
+    assert done == "[DONE]"
+    choices = [choice for event in events for choice in json.loads(event)["choices"]]
+    whole = server.ask("/v1/completions", body).json["choices"]
+    for choice in whole:
+        pieces = [piece for piece in choices if piece["index"] == choice["index"]]
+        assert "".join(piece["text"] for piece in pieces) == choice["text"]
+        tokens = [token for piece in pieces for token in piece["logprobs"]["tokens"]]
+        assert tokens == choice["logprobs"]["tokens"] and len(tokens) == 900
+        assert [piece["finish_reason"] for piece in pieces] == [None] * (len(pieces) - 1) + ["length"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

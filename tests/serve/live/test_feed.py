@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from phaseline.engine.types import FinishReason
+from phaseline.engine.types import Delta, FinishReason
 from phaseline.serve.live import feed as feed_module
 from phaseline.serve.live.feed import Feed
 from phaseline.serve.live.lives import Seen
 from phaseline.serve.process.messages import Failed, StepReport
-from support.serve_story import MS, SECRET, Story, tokens
+from support.serve_story import MS, SECRET, Story, step_report, tokens
 from support.server import Server, eventually, serving
 
 Event = tuple[str, dict[str, Any]]
@@ -31,11 +31,21 @@ class Watched(Story):
     over: bool = False
 
     def __post_init__(self) -> None:
-        self.feed = Feed(self.lives, self.metrics, lambda: dict(self.facts), lambda: self.over)
+        self.feed = Feed(self.lives, self.metrics, lambda: dict(self.facts), lambda: self.over, self.refresh)
+        self.unread: list[StepReport] = []
 
     def arrive(self, at: float, request: str, prompt: int = 8, n: int = 1) -> Any:
         self.feed.changed(life := super().arrive(at, request, prompt, n))
         return life
+
+    def step(self, at: float, took: float, *deltas: Delta, **told: Any) -> None:
+        self.unread.append(step_report(at, took, deltas=list(deltas), **told))
+
+    def refresh(self) -> None:
+        """The feed is told of reports when it asks."""
+        unread, self.unread = self.unread, []
+        for report in unread:
+            self.take(report, self.lives.read(report))
 
     def take(self, report: StepReport, seen: Seen) -> None:
         super().take(report, seen)
@@ -195,6 +205,7 @@ def test_requests_that_end_without_a_token_are_told_too() -> None:
         story.arrive(1, "a")
         story.arrive(2, "b")
         story.step(3, 0, failed=[Failed("a", "RequestError", SECRET)])
+        story.refresh()
         for life in story.lives.lost(4 * MS):
             story.feed.changed(life)
         _, frame = await told(events)

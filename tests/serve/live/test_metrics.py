@@ -1,16 +1,18 @@
 """/metrics: what known reports come to, in Prometheus's format."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from phaseline.engine.types import FinishReason
 from phaseline.serve.live.metrics import BOUNDS, MODEL_LABELS
-from phaseline.serve.process.messages import Failed
-from support.serve_story import MS, Story, tokens
+from phaseline.serve.live.telemetry import Telemetry
+from phaseline.serve.process.messages import Failed, StepReport
+from support.serve_story import MS, Story, step_report, tokens
 
 MODEL = dict.fromkeys(MODEL_LABELS, "x")
 
@@ -65,6 +67,18 @@ def test_times_of_one_request() -> None:
     assert samples["prompt_tokens_total",] == 8 and samples["cached_prompt_tokens_total",] == 2
     assert samples["generated_tokens_total",] == 3
     assert samples["requests_ended_total", "stop"] == 1
+
+
+def test_reports_do_not_wait_for_somebody_to_ask() -> None:
+    class Client:
+        def watch(self, callback: Callable[[StepReport], object], **_: Any) -> None:
+            self.report = callback
+
+    client: Any = Client()
+    telemetry = Telemetry(client)
+    for at in range(1000):
+        client.report(step_report(at, 1, decode=[("a", 0)]))
+    assert read(telemetry.metrics.text({}))["decode_tokens_total",] > 900
 
 
 def test_steps_are_told_apart_by_phase() -> None:

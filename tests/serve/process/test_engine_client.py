@@ -16,6 +16,7 @@ from phaseline.serve.config import ServeConfig
 from phaseline.serve.errors import EngineDied, NotRead, TimedOut, Unavailable
 from phaseline.serve.process.engine_client import EngineClient, State
 from phaseline.serve.process.messages import StepReport
+from phaseline.serve.process.stream import Stream
 
 PROMPT = list(range(40, 100))
 
@@ -46,7 +47,18 @@ def with_client(model: Path, job: Callable[[EngineClient], Awaitable[None]], **s
 
 async def read(client: EngineClient, request: Request) -> list[Delta | Progress]:
     async with client.submit(request) as stream:
-        return [item async for item in stream]
+        return [item async for item in coming(stream)]
+
+
+async def coming(stream: Stream) -> AsyncIterator[Delta | Progress]:
+    """What comes of a stream, as it comes, until it is done."""
+    while not stream.exhausted:
+        rung = asyncio.Event()
+        stream.bell = rung.set
+        if (item := stream.take()) is not None:
+            yield item
+        else:
+            await rung.wait()
 
 
 def tokens(items: list[Delta | Progress], index: int = 0) -> list[int]:
@@ -89,7 +101,7 @@ def test_a_stream_knows_when_its_steps_were(tiny: Path) -> None:
         client.watch(reports.append)
         async with client.submit(Request("r", PROMPT, params(5))) as stream:
             assert stream.began_ns == stream.first_ns == stream.last_ns == 0
-            assert [item async for item in stream]
+            assert [item async for item in coming(stream)]
         steps = [r for r in reports if r.prefill or r.decode]
         ends = [r.t_ns for r in steps if r.deltas]
         assert (stream.first_ns, stream.last_ns) == (ends[0], ends[-1])
@@ -141,7 +153,7 @@ def test_leaving_a_stream_cancels_its_request(tiny: Path) -> None:
         reports: asyncio.Queue[StepReport] = asyncio.Queue()
         client.watch(reports.put_nowait)
         async with client.submit(Request("r", PROMPT, params(20000))) as stream:
-            await anext(stream)
+            await anext(coming(stream))
         assert client.in_flight == 0
         ended: list[FinishReason] = []
         while not ended:
@@ -196,9 +208,9 @@ def test_who_leaves_at_any_moment_harms_nobody(tiny: Path) -> None:
 def test_an_abort_ends_the_stream_as_aborted(tiny: Path) -> None:
     async def job(client: EngineClient) -> None:
         async with client.submit(Request("r", PROMPT, params(20000))) as stream:
-            await anext(stream)
+            await anext(coming(stream))
             client.abort("r")
-            items = [item async for item in stream]
+            items = [item async for item in coming(stream)]
         assert isinstance(items[-1], Delta) and items[-1].finish_reason is FinishReason.ABORT
         client.abort("r")  # and once more: nothing
 
@@ -211,7 +223,7 @@ def test_who_does_not_read_loses_the_request_and_others_go_on(tiny: Path) -> Non
             other = await read(client, Request("other", PROMPT, params(100)))
             assert len(tokens(other)) == 100
             with pytest.raises(NotRead):
-                assert len([item async for item in stream]) == 50
+                assert len([item async for item in coming(stream)]) == 50
 
     with_client(tiny, job, max_unread=50)
 
@@ -228,10 +240,10 @@ def test_a_request_has_only_so_long(tiny: Path) -> None:
 def test_a_dead_process_ends_its_requests_and_can_be_started_again(tiny: Path) -> None:
     async def job(client: EngineClient) -> None:
         async with client.submit(Request("r", PROMPT, params(20000))) as stream:
-            await anext(stream)
+            await anext(coming(stream))
             client.kill()
             with pytest.raises(EngineDied):
-                [item async for item in stream]
+                [item async for item in coming(stream)]
         assert client.state is State.DEAD
         with pytest.raises(Unavailable):
             client.submit(Request("s", PROMPT, params()))

@@ -2,8 +2,8 @@
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack, aclosing, closing, suppress
+from contextlib import AsyncExitStack, closing, suppress
+from functools import partial
 
 import msgspec
 from msgspec import UNSET, Struct
@@ -13,10 +13,11 @@ from starlette.types import Receive, Scope, Send
 from phaseline.engine.types import Delta, Progress
 from phaseline.errors import PhaselineError
 from phaseline.serve.door.asked import Asked
-from phaseline.serve.door.envelope import DONE, Tally, event, progress_of
+from phaseline.serve.door.envelope import DONE, Tally, beside, event, progress_of
 from phaseline.serve.door.event_stream import EventStream
 from phaseline.serve.door.objects import Answer
 from phaseline.serve.door.problems import problem
+from phaseline.serve.door.taking import Later, Taking
 from phaseline.serve.process.engine_client import EngineClient
 from phaseline.serve.process.stream import Stream
 
@@ -30,7 +31,8 @@ class Answering:
         self._client, self._asked, self._patience = client, asked, patience
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        work = asyncio.ensure_future(self._events(send) if self._asked.stream else self._whole(scope, receive, send))
+        answer = self._events if self._asked.stream else self._whole
+        work = asyncio.ensure_future(answer(scope, receive, send))
         left = asyncio.ensure_future(_left(receive))
         try:
             await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
@@ -46,11 +48,13 @@ class Answering:
         async with AsyncExitStack() as stack:
             streams = await self._submit(stack)
             tally = Tally(streams)
-            async with aclosing(_items(streams)) as items:
-                async for number, item in items:
-                    if isinstance(item, Delta):
-                        tally.add(item)
-                        deltas[number * asked.n + item.index].append(item)
+
+            def take(number: int, item: Delta | Progress) -> None:
+                if isinstance(item, Delta):
+                    tally.add(item)
+                    deltas[number * asked.n + item.index].append(item)
+
+            await Taking(streams, take).run()
         usage, timings = tally.usage(), tally.timings()
 
         def spelt() -> bytes:
@@ -69,26 +73,33 @@ class Answering:
         # Log-probabilities of a long answer take seconds to spell, in which others want to be served.
         await Response(await asyncio.to_thread(spelt), media_type="application/json")(scope, receive, send)
 
-    async def _events(self, send: Send) -> None:
+    async def _events(self, scope: Scope, _: Receive, send: Send) -> None:
         task = asyncio.current_task()
         assert task
-        with closing(EventStream(send, self._patience, task.cancel)) as events:
+        with closing(EventStream(send, scope["state"]["connection"], self._patience, task.cancel)) as events:
             try:
                 async with AsyncExitStack() as stack:
                     streams = await self._submit(stack)
                     spelling = _Spelling(self._asked, Tally(streams))
-                    async with aclosing(_items(streams)) as items:
-                        async for number, item in items:
-                            if isinstance(item, Delta) and item.prompt_logprobs:  # of thousands of tokens at once
-                                data = await asyncio.to_thread(spelling.of, number, item)
-                            else:
-                                data = spelling.of(number, item)
-                            if data:
-                                await events.write(data)
+
+                    def take(number: int, item: Delta | Progress) -> Later | None:
+                        if isinstance(item, Delta) and item.prompt_logprobs:
+                            return partial(take_long, number, item)
+                        data = spelling.of(number, item)
+                        return events.write(data) if data else None
+
+                    async def take_long(number: int, item: Delta) -> None:
+                        """One whose spelling would hold up others: it tells of thousands of tokens at once."""
+                        data = await asyncio.to_thread(spelling.of, number, item)
+                        if later := events.write(data):
+                            await later()
+
+                    await Taking(streams, take).run()
             except PhaselineError as error:
                 if not events.begun:
                     raise
-                await events.write(event(problem(error).body()))
+                if later := events.write(event(problem(error).body())):
+                    await later()
             await events.end()
 
     async def _submit(self, stack: AsyncExitStack) -> list[Stream]:
@@ -104,65 +115,37 @@ class _Spelling:
     """An answer's events."""
 
     def __init__(self, asked: Asked, tally: Tally) -> None:
-        self._asked, self._tally = asked, tally
+        self._asked, self._envelope, self._tally = asked, asked.envelope, tally
+        self._choices, self._n = asked.choices, asked.n
         self._open_ends = len(asked.choices)
-        self._usage: dict[str, Struct | None] = {"usage": None} if asked.usage else {}
-        self._once = {"prompt_token_ids": asked.requests[0].prompt} if asked.chat and asked.prompt_ids else {}
+        self._beside = beside(usage=None) if asked.usage else b""
+        ids = asked.chat and asked.prompt_ids
+        self._once = beside(prompt_token_ids=asked.requests[0].prompt) if ids else b""  # in the first chunk
 
     def of(self, number: int, item: Delta | Progress) -> bytes:
         """What to send now that `item` came for prompt `number`; b"" if that is nothing."""
-        asked, envelope, tally, usage = self._asked, self._asked.envelope, self._tally, self._usage
         if isinstance(item, Progress):
-            choice = asked.choices[number * asked.n].nothing()
-            return envelope.chunk([choice], **usage, prompt_progress=progress_of(item))
-        tally.add(item)
-        if asked.running_usage:
-            usage["usage"] = tally.usage()
-        piece = asked.choices[number * asked.n + item.index].piece(item)
-        self._open_ends -= item.finish_reason is not None
-        if self._open_ends:
-            return envelope.chunk([piece], **usage, **self._first()) if piece else b""
-        pieces, facts = [piece] if piece else [], {"usage": tally.usage(), "timings": tally.timings()}
-        if asked.usage:
-            return envelope.chunk(pieces, **usage, **self._first()) + envelope.chunk([], **facts) + DONE
-        return envelope.chunk(pieces, timings=facts["timings"], **self._first()) + DONE
+            told = self._beside + beside(prompt_progress=progress_of(item))
+            return self._envelope.chunk(self._choices[number * self._n].nothing(), told)
+        self._tally.add(item)
+        if self._asked.running_usage:
+            self._beside = beside(usage=self._tally.usage())
+        piece = self._choices[number * self._n + item.index].piece(item)
+        if item.finish_reason:
+            self._open_ends -= 1
+            if not self._open_ends:
+                return self._end(piece)
+        if not piece:
+            return b""
+        told, self._once = self._beside + self._once, b""
+        return self._envelope.chunk(piece, told)
 
-    def _first(self) -> dict[str, Sequence[int]]:
-        """What the first chunk has besides."""
-        once, self._once = self._once, {}
-        return once
-
-
-async def _items(streams: Sequence[Stream]) -> AsyncGenerator[tuple[int, Delta | Progress], None]:
-    """What comes of each stream, with the stream's number, until all have ended or one fails."""
-    if len(streams) == 1:
-        async for item in streams[0]:
-            yield 0, item
-        return
-    queue = asyncio.Queue[tuple[int, Delta | Progress | PhaselineError | None]](len(streams))
-
-    async def pump(number: int, stream: Stream) -> None:
-        try:
-            async for item in stream:
-                await queue.put((number, item))
-            await queue.put((number, None))
-        except PhaselineError as error:
-            await queue.put((number, error))
-
-    pumps = [asyncio.ensure_future(pump(number, stream)) for number, stream in enumerate(streams)]
-    try:
-        open_ends = len(pumps)
-        while open_ends:
-            number, came = await queue.get()
-            if isinstance(came, PhaselineError):
-                raise came
-            if came is None:
-                open_ends -= 1
-            else:
-                yield number, came
-    finally:
-        for task in pumps:
-            task.cancel()
+    def _end(self, piece: Struct | None) -> bytes:
+        usage, timings = self._tally.usage(), self._tally.timings()
+        if not self._asked.usage:
+            return self._envelope.chunk(piece, self._once + beside(timings=timings)) + DONE
+        last = self._envelope.chunk(piece, self._beside + self._once)
+        return last + self._envelope.chunk(None, beside(usage=usage, timings=timings)) + DONE
 
 
 async def _left(receive: Receive) -> None:

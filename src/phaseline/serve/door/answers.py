@@ -51,7 +51,9 @@ class TextGrowing:
         self._first = True
 
     def piece(self, delta: Delta) -> TextChoice | None:
-        choice = TextChoice(self._index, delta.text, finish_reason=_reason(delta))
+        choice = TextChoice(self._index, delta.text)
+        if delta.finish_reason:
+            choice.finish_reason = delta.finish_reason.value
         first, self._first = self._first, False
         scores = []
         if first and self._echo is not None:
@@ -104,7 +106,7 @@ class ChatGrowing:
 
     def piece(self, delta: Delta) -> ChatChunkChoice | None:
         text, calls = self._stream.push(delta.text) if delta.text else ("", [])
-        reason = _reason(delta)
+        reason = delta.finish_reason.value if delta.finish_reason else None
         if reason:
             rest, more = self._stream.finish()
             text, calls = text + rest, calls + more
@@ -153,10 +155,6 @@ class ChatGrowing:
             parts.append(ToolCallPart(self._calls, f"call_{secrets.token_hex(12)}", function))
             self._calls += 1
         return parts
-
-
-def _reason(delta: Delta) -> str | None:
-    return delta.finish_reason.value if delta.finish_reason else None
 
 
 def _joined(lists: Sequence[list[_T] | UnsetType]) -> list[_T] | UnsetType:

@@ -2,6 +2,7 @@
 
 import asyncio
 from typing import Any
+from weakref import proxy
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -53,8 +54,15 @@ class Connection(HttpToolsProtocol):
         self._answered = cycle
         super()._start_asgi_task(cycle, app)
 
+    def write_chunk(self, data: bytes) -> None:
+        """Send some of the body of the answer under way, whose head is sent, as ASGI's `send` would. Nothing if the
+        client has left."""
+        if self._answered and not self._answered.disconnected:
+            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope["state"]["connection"] = proxy(self)  # which holds the scope
         self._in_head = self._arriving = True
 
     def on_headers_complete(self) -> None:

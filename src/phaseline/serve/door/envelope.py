@@ -24,13 +24,14 @@ class Envelope:
         shared = {"id": self.id, "object": kind, "created": self.created, "model": model}
         self._head = b"data: " + _ENCODER.encode(shared)[:-1] + b',"choices":['
 
-    def chunk(self, choices: Sequence[Struct], **more: Struct | Sequence[int] | None) -> bytes:
-        """One event; `more` stands beside the choices."""
-        parts = [self._head, b",".join(map(_ENCODER.encode, choices)), b"]"]
-        for name, value in more.items():
-            parts.append(b',"%s":%s' % (name.encode(), _ENCODER.encode(value)))
-        parts.append(b"}\n\n")
-        return b"".join(parts)
+    def chunk(self, choice: Struct | None, told: bytes) -> bytes:
+        """One event, of one choice or none; `told` is what `beside` spelt."""
+        return b"".join((self._head, _ENCODER.encode(choice) if choice else b"", b"]", told, b"}\n\n"))
+
+
+def beside(**values: Struct | Sequence[int] | None) -> bytes:
+    """What a chunk says beside its choices."""
+    return b"".join(b',"%s":%s' % (name.encode(), _ENCODER.encode(value)) for name, value in values.items())
 
 
 class Tally:

@@ -31,11 +31,16 @@ class Feed:
     nothing runs."""
 
     def __init__(
-        self, lives: Lives, metrics: Metrics, facts: Callable[[], Mapping[str, Any]], over: Callable[[], bool]
+        self,
+        lives: Lives,
+        metrics: Metrics,
+        facts: Callable[[], Mapping[str, Any]],
+        over: Callable[[], bool],
+        refresh: Callable[[], object],
     ) -> None:
         """`facts` says what is served, as plain data; where it changes, everybody gets a new hello. Once `over`,
-        streams end."""
-        self._lives, self._metrics, self._facts, self._over = lives, metrics, facts, over
+        streams end. `refresh` brings what is known up to date, before anybody is told."""
+        self._lives, self._metrics, self._facts, self._over, self._refresh = lives, metrics, facts, over, refresh
         self._watchers: set[_Watcher] = set()
         self._ticker: asyncio.Task[None] | None = None
         self._told: Mapping[str, Any] = {}
@@ -70,6 +75,7 @@ class Feed:
     async def watch(self) -> AsyncIterator[bytes]:
         """Events for one watcher, until it goes or all is over."""
         watcher = _Watcher()
+        self._refresh()
         if not self._watchers:
             self._told = self._facts()
             self._forget()
@@ -86,6 +92,7 @@ class Feed:
     async def _tick(self) -> None:
         while self._watchers:
             await asyncio.sleep(EVERY)
+            self._refresh()
             if (facts := self._facts()) != self._told:
                 self._told = facts
                 self._send(self._hello())

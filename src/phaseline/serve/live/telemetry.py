@@ -1,6 +1,5 @@
 """What of the server can be watched: /metrics and /live, fed by the engine's reports."""
 
-import asyncio
 import secrets
 import time
 from collections.abc import Mapping
@@ -24,7 +23,7 @@ from phaseline.serve.process.stream import Stream
 
 # Of the engine's facts.
 _TOLD = ("policy", "chunk", "max_running", "context", "page_size", "threads", "level", "ceilings")
-_EVERY = 0.05  # seconds: beside a step whose weights have filled the caches, one report alone costs as much as several
+_MOST = 32  # reports that wait: beside a step whose weights have filled the caches, one alone costs as much as several
 
 
 class Telemetry:
@@ -38,7 +37,7 @@ class Telemetry:
         self._lives, self.metrics = Lives(), Metrics()
         self._unread: list[StepReport] = []
         self._collected = ContextVar[list[Life] | None]("lives", default=None)
-        self._feed = Feed(self._lives, self.metrics, self._facts, self._over)
+        self._feed = Feed(self._lives, self.metrics, self._facts, self._over, self.read)
         client.watch(self._reported, submitted=self._submitted, lost=self._lost)
 
     def routes(self) -> list[Route]:
@@ -68,7 +67,6 @@ class Telemetry:
     async def _serve_live(self, _: Request) -> Response:
         if self._feed.full:
             raise Unavailable("as many watch as can: close another page")
-        self.read()
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         return StreamingResponse(self._feed.watch(), media_type="text/event-stream", headers=headers)
 
@@ -79,9 +77,9 @@ class Telemetry:
             collected.append(life)
 
     def _reported(self, report: StepReport) -> None:
-        if not self._unread:
-            asyncio.get_running_loop().call_later(_EVERY, self.read)
         self._unread.append(report)
+        if len(self._unread) >= _MOST:
+            self.read()
 
     def _lost(self) -> None:
         self.read()

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 
-from phaseline.engine.types import Delta, Progress, Request
+from phaseline.engine.types import Request
 from phaseline.engine.validate import check_id, validate
 from phaseline.errors import PhaselineError
 from phaseline.serve.config import ServeConfig
@@ -46,30 +46,29 @@ class State(Enum):
 
 @dataclass(eq=False, frozen=True)
 class _Watcher:
-    reported: Callable[[StepReport], None]
-    submitted: Callable[[Stream], None] | None
-    lost: Callable[[], None] | None
+    reported: Callable[[StepReport], object]
+    submitted: Callable[[Stream], object]
+    lost: Callable[[], object]
 
 
 class EngineClient:
     """Starts the engine's process, hands requests to it and their answers back. For one event loop, all on its thread.
 
-    `facts` are of the engine that was last ready, `latest` is its last report, `loading` how far loading is.
+    `facts` are of the engine that was last ready, `loading` says how far loading is.
     """
 
     def __init__(self, config: ServeConfig) -> None:
         self.config = config
         self.state = State.LOADING
         self.loading = Loading(0, 0)
-        self.latest: StepReport | None = None
         self.admission = Admission(config.max_queue, config.ttft_objective)
         self._facts: EngineFacts | None = None
         self._streams: dict[str, Stream] = {}
-        self._watchers: list[_Watcher] = []
+        self._watchers: tuple[_Watcher, ...] = ()
         self._process: subprocess.Popen[bytes] | None = None
         self._transport: asyncio.WriteTransport | None = None
         self._fatal: Fatal | None = None
-        self._heard = 0.0  # when the latest report came, by time.monotonic
+        self._heard_ns = 0  # when the latest report was made, by time.monotonic_ns
         self._settled = asyncio.Event()  # ready or gone
         self._gone = asyncio.Event()
 
@@ -123,7 +122,8 @@ class EngineClient:
         stream = self._streams[request.id] = Stream(request, self._leave, self.config.max_unread)
         patience = self.config.request_timeout
         stream.timer = asyncio.get_running_loop().call_later(patience, self._time_out, stream)
-        self._tell("submitted", stream)
+        for watcher in self._watchers:
+            self._tell(watcher.submitted, stream)
         return stream
 
     def abort(self, request_id: str) -> None:
@@ -133,19 +133,18 @@ class EngineClient:
 
     def watch(
         self,
-        callback: Callable[[StepReport], None],
+        callback: Callable[[StepReport], object],
         *,
-        submitted: Callable[[Stream], None] | None = None,
-        lost: Callable[[], None] | None = None,
+        submitted: Callable[[Stream], object] = lambda stream: None,
+        lost: Callable[[], object] = lambda: None,
     ) -> Callable[[], None]:
         """Call back with every report from now on, until the returned function is called; and, where asked for, with
         every request that is handed over, and when the engine's process is gone."""
         watcher = _Watcher(callback, submitted, lost)
-        self._watchers.append(watcher)
+        self._watchers += (watcher,)
 
         def unwatch() -> None:
-            with suppress(ValueError):
-                self._watchers.remove(watcher)
+            self._watchers = tuple(other for other in self._watchers if other is not watcher)
 
         return unwatch
 
@@ -174,7 +173,7 @@ class EngineClient:
         while not self._gone.is_set():
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._gone.wait(), self.config.step_timeout / 4)
-            if self._settled.is_set() and time.monotonic() - self._heard > self.config.step_timeout:
+            if self._settled.is_set() and time.monotonic_ns() - self._heard_ns > 1e9 * self.config.step_timeout:
                 self.kill()
         code = await asyncio.to_thread(self._process.wait)
         if self._fatal:
@@ -210,10 +209,31 @@ class EngineClient:
             self._transport.write(command)
 
     def _take(self, report: Report) -> None:
-        self._heard = time.monotonic()
-        if isinstance(report, StepReport):
-            self._take_step(report)
-        elif isinstance(report, Loading):
+        """Between two steps of a model nothing of this is in a cache: what counts is how little is touched."""
+        if not isinstance(report, StepReport):
+            return self._take_news(report)
+        self._heard_ns = report.t_ns
+        if report.prefill:
+            self.admission.observe(report)
+            for request_id, _, _ in report.prefill:
+                if (stream := self._streams.get(request_id)) and not stream.began_ns:
+                    stream.began_ns = report.began_ns
+        for items in (report.progress, report.deltas):
+            for item in items:
+                if stream := self._streams.get(item.request_id):
+                    stream.put(item, report.t_ns)
+                    if stream.done:
+                        self._leave(stream)
+        for failed in report.failed:
+            if stream := self._streams.get(failed.request_id):
+                stream.fail(failed.error())
+                self._forget(stream)
+        for watcher in self._watchers:
+            self._tell(watcher.reported, report)
+
+    def _take_news(self, report: Loading | Ready | Fatal) -> None:
+        self._heard_ns = time.monotonic_ns()
+        if isinstance(report, Loading):
             self.loading = report
         elif isinstance(report, Ready):
             self._facts = report.facts
@@ -225,31 +245,11 @@ class EngineClient:
         else:
             self._fatal = report
 
-    def _take_step(self, report: StepReport) -> None:
-        self.latest = report
-        self.admission.observe(report)
-        for request_id, _, _ in report.prefill:
-            if (stream := self._streams.get(request_id)) and not stream.began_ns:
-                stream.began_ns = report.began_ns
-        items: list[Delta | Progress] = [*report.progress, *report.deltas]
-        for item in items:
-            if stream := self._streams.get(item.request_id):
-                stream.put(item, report.t_ns)
-                if stream.done:
-                    self._leave(stream)
-        for failed in report.failed:
-            if stream := self._streams.get(failed.request_id):
-                stream.fail(failed.error())
-                self._forget(stream)
-        self._tell("reported", report)
-
-    def _tell(self, what: str, *told: object) -> None:
-        for watcher in tuple(self._watchers):
-            try:
-                if call := getattr(watcher, what):
-                    call(*told)
-            except Exception as error:  # a watcher's defect is not to end the streams
-                asyncio.get_running_loop().call_exception_handler({"message": "a watcher failed", "exception": error})
+    def _tell(self, call: Callable[..., object], *told: object) -> None:
+        try:
+            call(*told)
+        except Exception as error:  # a watcher's defect is not to end the streams
+            asyncio.get_running_loop().call_exception_handler({"message": "a watcher failed", "exception": error})
 
     def _leave(self, stream: Stream) -> None:
         """Nobody waits for more of a stream, or no more comes."""
@@ -273,7 +273,8 @@ class EngineClient:
         self.kill()
         self.state, self._transport = State.DEAD, None
         self.fail_all(EngineDied("the engine's process ended while it served this request"))
-        self._tell("lost")
+        for watcher in self._watchers:
+            self._tell(watcher.lost)
         self._settled.set()
         self._gone.set()
 

@@ -10,11 +10,16 @@ from phaseline.engine.types import Delta, Progress, Request
 from phaseline.serve.errors import NotRead
 
 
-class Stream:
-    """An async iterator of one request's Deltas and Progress, in order, of all its n completions; then it ends.
+def nothing() -> None:
+    """The bell of a stream that nobody listens to."""
 
-    It raises the error that ended the request, after what came before. As a context manager it cancels on leaving what
-    is not done. It holds at most `room` items: who takes nothing while more come loses the request to NotRead.
+
+class Stream:
+    """One request's Deltas and Progress, in order, of all its n completions, to `take`. `bell` is called, within the
+    loop's handling of the engine's report, when there is something to take or the stream is `done`.
+
+    As a context manager it cancels on leaving what is not done. It holds at most `room` items: who takes nothing while
+    more come loses the request to NotRead.
 
     Times are of time.monotonic_ns: when it was `accepted_ns`, when the step began that first read from its prompt
     (`began_ns`), when the steps ended that made its first and its latest token (`first_ns`, `last_ns`); 0 until then.
@@ -25,12 +30,13 @@ class Stream:
         self.accepted_ns = time.monotonic_ns()
         self.began_ns = self.first_ns = self.last_ns = 0
         self.timer: asyncio.TimerHandle | None = None  # ends it when its time is over
+        self.bell: Callable[[], None] = nothing
+        self.done = False  # nothing further comes: the engine has said the last of it, or it ended with an error
         self._leave = leave
         self._room = room
         self._items: deque[Delta | Progress] = deque()
         self._open_ends = request.params.n
         self._error: Exception | None = None
-        self._reader: asyncio.Future[None] | None = None
 
     @property
     def finished(self) -> bool:
@@ -38,25 +44,17 @@ class Stream:
         return self._open_ends == 0
 
     @property
-    def done(self) -> bool:
-        """Whether nothing further comes: it is finished, or ended with an error."""
-        return self.finished or self._error is not None
+    def exhausted(self) -> bool:
+        """Whether the engine has said the last of it and all was taken."""
+        return not self._open_ends and not self._items
 
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Delta | Progress:
-        while not self._items:
-            if self._error:
-                raise self._error
-            if self.finished:
-                raise StopAsyncIteration
-            self._reader = asyncio.get_running_loop().create_future()
-            try:
-                await self._reader
-            finally:
-                self._reader = None
-        return self._items.popleft()
+    def take(self) -> Delta | Progress | None:
+        """The next item; None if there is none now. Raises the error that ended the request, after what came before."""
+        if self._items:
+            return self._items.popleft()
+        if self._error:
+            raise self._error
+        return None
 
     async def __aenter__(self) -> Self:
         return self
@@ -70,24 +68,21 @@ class Stream:
         """Something came, of a step that ended at `t_ns`."""
         if self.done:
             return
+        if len(self._items) >= self._room:
+            self.fail(NotRead(f"{self._room} answers were not read: the connection is too slow, or stands still"))
+            return
+        self._items.append(item)
         if isinstance(item, Delta):
             if item.token_ids:
                 self.first_ns = self.first_ns or t_ns
                 self.last_ns = t_ns
-            self._open_ends -= item.finish_reason is not None
-        if len(self._items) >= self._room:
-            self.fail(NotRead(f"{self._room} answers were not read: the connection is too slow, or stands still"))
-            self._leave(self)
-            return
-        self._items.append(item)
-        self._wake()
+            if item.finish_reason is not None:
+                self._open_ends -= 1
+                self.done = self._open_ends == 0
+        self.bell()
 
     def fail(self, error: Exception) -> None:
         """The request ends with an error."""
         if not self.done:
-            self._error = error
-            self._wake()
-
-    def _wake(self) -> None:
-        if self._reader and not self._reader.done():
-            self._reader.set_result(None)
+            self._error, self.done = error, True
+            self.bell()
