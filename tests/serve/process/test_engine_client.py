@@ -105,7 +105,7 @@ def test_a_stream_knows_when_its_steps_were(tiny: Path) -> None:
         steps = [r for r in reports if r.prefill or r.decode]
         ends = [r.t_ns for r in steps if r.deltas]
         assert (stream.first_ns, stream.last_ns) == (ends[0], ends[-1])
-        assert stream.began_ns == steps[0].t_ns - int(steps[0].seconds * 1e9)
+        assert stream.began_ns == steps[0].t_ns - round(steps[0].seconds * 1e9)
         assert stream.accepted_ns <= stream.began_ns < steps[0].t_ns < stream.first_ns < stream.last_ns
 
     with_client(tiny, job)
