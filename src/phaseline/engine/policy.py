@@ -8,7 +8,7 @@ from phaseline.engine.step_cost import Estimate, StepCost, step_rows
 from phaseline.errors import RequestError, UnsupportedError
 from phaseline.program.step import Step
 
-_AIM = 0.85  # of a budget: the rest is for what passes between steps, and for those that take longer than estimated
+_AIM = 0.75  # of a budget: the rest is for what passes between steps, and for those that take longer than estimated
 LEAST = 2  # rows that cost hardly more than one: a prompt must get on
 
 

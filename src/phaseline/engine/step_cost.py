@@ -18,6 +18,10 @@ _REMEMBERED = 64  # steps of each kind
 _PRIOR_ROW_S = 0.1  # what a prefill row costs before anything is known: far more than it will
 _CARE = 0.97  # quantile of the mixed steps that a cautious estimate covers
 _MOST_CAUTION = 4.0  # however noisy the machine is, an estimate is not raised by more than this factor
+# Where steps can't tell costs apart, as those of equal chunks can't, the first, second and fourth bear all: what a row costs
+# must not look like what its logits, or the depth it reads, cost.
+_RELUCTANCE = np.array([1e-6, 1e-6, 1e-3, 1e-6, 1e-3, 1e-3])
+_FEW = 16  # mixed steps that do not yet show their noise: others that read prompts are looked at too
 _LEAP = 4.0  # times the work of the largest chunk that was seen: an estimate of more is not trusted
 
 Rows = tuple[float, ...]
@@ -130,10 +134,12 @@ class StepCost:
         prior = (0.0, 0.0, 0.0, 1 / _PRIOR_ROW_S, 0.0, 0.0)  # a step of one row took that long
         seen = np.array([prior, *(rows for steps in self._steps.values() for rows in steps)])  # (steps, 6)
         costs = _fit(seen)
-        mixed = self._steps.get((True, True))
+        known = list(self._steps.get((True, True), ()))
+        if len(known) < _FEW:
+            known += self._steps.get((False, True), ())
         caution = 1.0
-        if mixed:
-            estimated = np.quantile(np.array(mixed) @ costs, 1 - _CARE)  # over measured: low where a step was slow
+        if known:
+            estimated = np.quantile(np.array(known) @ costs, 1 - _CARE)  # over measured: low where a step was slow
             caution = min(max(1.0, 1 / max(float(estimated), 1 / _MOST_CAUTION)), _MOST_CAUTION)
         return Estimate(tuple(costs.tolist()), caution, self.reach, _LEAP * max(self._works, default=0.0))
 
@@ -146,7 +152,7 @@ def _fit(seen: NDArray[np.float64]) -> NDArray[np.float64]:
     scale = np.sqrt((seen**2).sum(axis=0))
     scale[scale == 0] = 1.0
     unit = seen / scale  # so that all columns weigh alike
-    gram, moment = unit.T @ unit + 1e-6 * np.eye(len(scale)), unit.sum(axis=0)
+    gram, moment = unit.T @ unit + np.diag(_RELUCTANCE), unit.sum(axis=0)
     kept = list(range(len(scale)))
     while True:
         part = np.linalg.solve(gram[np.ix_(kept, kept)], moment[kept])
