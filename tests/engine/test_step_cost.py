@@ -88,16 +88,6 @@ def test_what_is_not_known_yet_costs_much() -> None:
     assert known.estimate().most_rows(0.05, 0, 1000) > 64
 
 
-def test_equal_prompts_show_what_a_row_costs_not_what_their_logits_do() -> None:
-    known = StepCost()
-    for position in range(20):
-        known.observe(step([position]), cost(step([position])))
-    for _ in range(3):
-        known.observe(step([], 32, 0, Want.LAST), cost(step([], 32, 0, Want.LAST)))
-    long = step([20], 97)
-    assert 0.95 < known.estimate().seconds(step_rows(long, ALL)) / cost(long) < 1.4
-
-
 def test_until_mixed_steps_are_many_others_show_the_noise() -> None:
     known = StepCost()
     for late in (1.0, 1.5):

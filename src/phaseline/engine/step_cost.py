@@ -18,9 +18,6 @@ _REMEMBERED = 64  # steps of each kind
 _PRIOR_ROW_S = 0.1  # what a prefill row costs before anything is known: far more than it will
 _CARE = 0.97  # quantile of the mixed steps that a cautious estimate covers
 _MOST_CAUTION = 4.0  # however noisy the machine is, an estimate is not raised by more than this factor
-# Where steps can't tell costs apart, as those of equal chunks can't, the first, second and fourth bear all: what a row costs
-# must not look like what its logits, or the depth it reads, cost.
-_RELUCTANCE = np.array([1e-6, 1e-6, 1e-3, 1e-6, 1e-3, 1e-3])
 _FEW = 16  # mixed steps that do not yet show their noise: others that read prompts are looked at too
 _LEAP = 4.0  # times the work of the largest chunk that was seen: an estimate of more is not trusted
 
@@ -152,7 +149,7 @@ def _fit(seen: NDArray[np.float64]) -> NDArray[np.float64]:
     scale = np.sqrt((seen**2).sum(axis=0))
     scale[scale == 0] = 1.0
     unit = seen / scale  # so that all columns weigh alike
-    gram, moment = unit.T @ unit + np.diag(_RELUCTANCE), unit.sum(axis=0)
+    gram, moment = unit.T @ unit + 1e-6 * np.eye(len(scale)), unit.sum(axis=0)
     kept = list(range(len(scale)))
     while True:
         part = np.linalg.solve(gram[np.ix_(kept, kept)], moment[kept])
