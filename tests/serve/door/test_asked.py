@@ -56,3 +56,7 @@ def test_the_longest_of_several_prompts_needs_room(engine: Engine) -> None:
     asking(engine).completion(CompletionBody(prompt=prompts), None)  # what nobody asked for ends with the context
     with pytest.raises(Problem, match=r"max_tokens = 9: a context of .* has room for 8 after"):
         asking(engine).completion(CompletionBody(prompt=prompts, max_tokens=9), None)
+
+
+def test_a_prompt_that_is_too_long_by_itself_is_for_the_engine_to_refuse(engine: Engine) -> None:
+    asking(engine).completion(CompletionBody(prompt="x" * engine.context, max_tokens=9), None)

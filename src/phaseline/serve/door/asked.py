@@ -90,10 +90,13 @@ class Asking:
         return self._asked(body, key, envelope, [prompt], params, choices)
 
     def _check_room(self, name: str, limit: int | None, prompts: Sequence[Sequence[int]]) -> None:
-        """An answer that could never become as long as was asked for is refused, as OpenAI and vLLM do."""
+        """An answer that could never become as long as was asked for is refused, as OpenAI and vLLM do. That a prompt
+        itself has no room is the engine's to say.
+        """
         longest = max(map(len, prompts))
-        if limit is not None and longest + limit > self._context:
-            message = f"{name} = {limit}: a context of {self._context} has room for {self._context - longest} after"
+        room = self._context - longest
+        if limit is not None and 0 < room < limit:
+            message = f"{name} = {limit}: a context of {self._context} has room for {room} after"
             raise Problem(400, f"{message} a prompt of {longest} tokens", param=name, code="context_length_exceeded")
 
     def _calling(self, params: SamplingParams, tools: Tools, *, several: bool) -> SamplingParams:
