@@ -12,6 +12,8 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from support.crowd import Case, leave
 from support.server import Server, eventually, serving
 from support.vandals import Vandal
@@ -37,6 +39,7 @@ def keep_asking(server: Server, rng: random.Random, known: list[tuple[Case, obje
     return done
 
 
+@pytest.mark.timeout(SECONDS + 300)  # instead of the 300 of every test
 def test_hours_of_load_change_nothing(tiny: Path) -> None:
     rng = random.Random(0)
     options = ("--memory=258M", "--context=2048", "--chunk=64", "--idle-timeout=2", "--max-queue=2000")
