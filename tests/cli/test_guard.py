@@ -163,7 +163,7 @@ def test_ctrl_c_keeps_what_was_measured(start: Start, tmp_path: Path) -> None:
         (["check", "cmd:true", "cmd:true", "--catch", "0"], "catch must lie between 0 and 1"),
         (["check", "cmd:true", "cmd:true", "--least", "200"], "replicates from 200 to 140"),
         (["check", "cmd:true", "cmd:true", "--output-tokens", "1"], "output = 1: it must be at least 2"),
-        (["check", "cmd:true", "cmd:true", "--asks", "0"], "asks = 0"),
+        (["check", "cmd:true", "cmd:true", "--asks", "0"], "--asks 0: "),
         (["check", "cmd:true", "cmd:true", "--settle", "-1"], "--settle -1.0: it must be from 0"),
         (["record", "cmd:true", "--floors", "/none/guard.toml"], "there is no folder /none"),
         (["prove", "cmd:true"], "a command cannot be slowed in one phase"),

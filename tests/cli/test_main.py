@@ -112,8 +112,8 @@ REFUSED = [
     (("run", "TINY", "text", "--min-tokens", "9", "--max-tokens", "8"), "error: --min-tokens 9: "),
     (("run", "TINY", "text", "--temperature", "nan"), "error: --temperature nan: "),
     (("run", "TINY", "text", "--temperature", "inf"), "error: --temperature inf: "),
-    (("run", "TINY", "text", "--top-p", "0"), "error: --top-p 0.0: "),
-    (("run", "TINY", "text", "--stop", ""), "error: --stop ['']: "),
+    (("run", "TINY", "text", "--top-p", "0"), "error: --top-p 0: "),
+    (("run", "TINY", "text", "--stop", ""), "error: stop = ['']: "),
     (("run", "TINY", "text", "--seed", "-1"), "error: --seed -1: "),
     (("run", "TINY", "text", "--out", "/nowhere/at/all.json"), "/nowhere/at"),
     (("run", "TINY", "--ids", "1,two"), "'1,two'"),
@@ -142,8 +142,8 @@ REFUSED = [
     (("measure", "TINY", "--numerics", "reference"), "reference"),
     (("pull", "unheard-of"), "'unheard-of'"),
     (("serve", "TINY", "--max-queue", "0"), "error: --max-queue 0: "),
-    (("serve", "TINY", "--request-timeout=0"), "error: --request-timeout 0.0: "),
-    (("serve", "TINY", "--allowed-host", "http://x"), "error: --allowed-host 'http://x': "),
+    (("serve", "TINY", "--request-timeout=0"), "error: --request-timeout 0: "),
+    (("serve", "TINY", "--allowed-host", "http://x"), "error: --allowed-host http://x: "),
 ]
 
 

@@ -73,13 +73,26 @@ def build_parser(words: Sequence[str]) -> Parser:
 
 
 def as_typed(message: str, words: Sequence[str]) -> str:
-    """A refusal of a setting ("max_queue = 0: ...") by the option that was typed for it, if one was."""
+    """A refusal of a setting ("max_queue = 0: ...") by the option and the value that were typed for it, if they were."""
     name, equals, rest = message.partition(" = ")
+    value, colon, reason = rest.partition(": ")
     setting = name.lower().replace(" ", "_")
-    for option in (word.partition("=")[0] for word in words if word.startswith("--")):
-        if equals and option[2:].replace("-", "_") in (setting, setting.removesuffix("s")):
-            return f"{option} {rest}"
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        option, has_value, typed = word.partition("=")
+        typed = typed if has_value else following
+        ours = option.startswith("--") and option[2:].replace("-", "_") in (setting, setting.removesuffix("s"))
+        if equals and colon and ours and _same(typed, value):  # not where it was converted, or is one of several
+            return f"{option} {typed}: {reason}"
     return message
+
+
+def _same(typed: str, value: str) -> bool:
+    if typed == value.strip("'\""):
+        return True
+    try:
+        return float(typed) == float(value)
+    except ValueError:
+        return False
 
 
 def one_line(message: str) -> str:

@@ -97,7 +97,7 @@ def test_a_per_token_server_is_told_what_that_means(phaseline: Run, per_token_se
     ("name", "options", "said"),
     [
         ("prefill", ("--lengths", "0"), "whole numbers above 0"),
-        ("prefill", ("--repeats", "0"), "repeats = 0"),
+        ("prefill", ("--repeats", "0"), "--repeats 0: "),
         ("decode", ("--variants", "q3"), "variant 'q3' is unknown; supported: eager, q8_0, bf16, f32-state"),
         ("batch", ("--stored", "0"), "at least one of each"),
         ("regime", ("--tokens", "0"), "at least 1 of each"),
