@@ -73,7 +73,7 @@ def build_parser(words: Sequence[str]) -> Parser:
 
 
 def as_typed(message: str, words: Sequence[str]) -> str:
-    """A refusal of a setting ("max_queue = 0: ...") by the option and the value that were typed for it, if they were."""
+    """A refusal of a setting ("max_queue = 0: ...") by the option and value that were typed for it, if they were."""
     name, equals, rest = message.partition(" = ")
     value, colon, reason = rest.partition(": ")
     setting = name.lower().replace(" ", "_")
