@@ -90,7 +90,7 @@ def _same(typed: str, value: str) -> bool:
     if typed == value.strip("'\""):
         return True
     try:
-        return float(typed) == float(value)
+        return float(typed) == float(value.partition(" ")[0])  # which may have a unit
     except ValueError:
         return False
 

@@ -81,4 +81,4 @@ def test_a_budget_changes_no_answer(phaseline: Run, plain: str) -> None:
     )
     assert kept.returncode == 0 and kept.stdout == plainly.stdout
     refused = phaseline("run", plain, "one", "--itl-budget", "0")
-    assert refused.returncode == 2 and "--itl-budget 0.0 ms: it must be a number above 0" in refused.stderr
+    assert refused.returncode == 2 and "--itl-budget 0: it must be a number above 0" in refused.stderr
