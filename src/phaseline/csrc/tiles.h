@@ -83,13 +83,15 @@ void attend_tiles(const Tiles& tiles, int dim, int padded_dim, float* scratch, K
         return n;
     };
 
+    // Many tiles: each task reads its whole context. Not if tasks for all then leave no tiles to share what is read.
+    const bool many = count * heads >= enough, shared = together(1) == TILES_AT_ONCE;
     int splits = 1;
-    for (long i = 0; i < count; i++) {
+    for (long i = 0; i < count && !(many && shared); i++) {  // every thread looks at every tile: not where all are many
         const Tiles::Splits of = tiles.splits(tiles.find(i, 0));
         splits = std::max(splits, of.last - of.first);
     }
-    // Many tiles: each task reads its whole context. Not if tasks for all then leave no tiles to share what is read.
-    if (const long at_once = together(1); count * heads >= enough && (splits == 1 || at_once == TILES_AT_ONCE)) {
+    if (many && splits == 1) {
+        const long at_once = together(1);
         Partial total[TILES_AT_ONCE], next;
         for (int i = 0; i < TILES_AT_ONCE; i++) total[i].out = scratch + size_t(i) * floats;
         next.out = scratch + TILES_AT_ONCE * floats;

@@ -41,11 +41,14 @@ def test_an_answer_that_the_context_has_no_room_for_is_refused(engine: Engine, n
     hello = [{"role": "user", "content": "Hi"}]
     prompt = asking(engine).chat(ChatBody(messages=hello), None).requests[0].prompt
     room = engine.context - len(prompt)
-    asking(engine).chat(ChatBody(messages=hello, **{name: room}), None)  # type: ignore[arg-type]
+    body = ChatBody(messages=hello)
+    setattr(body, name, room)
+    asking(engine).chat(body, None)
+    setattr(body, name, room + 1)
     with pytest.raises(
         Problem, match=f"^{name} = {room + 1}: .* room for {room} after a prompt of {len(prompt)} "
     ) as told:
-        asking(engine).chat(ChatBody(messages=hello, **{name: room + 1}), None)  # type: ignore[arg-type]
+        asking(engine).chat(body, None)
     assert told.value.status == 400 and told.value.facts.param == name
     assert told.value.facts.code == "context_length_exceeded"
 

@@ -70,9 +70,9 @@ inline Float max(Float a, Float b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline Float min(Float a, Float b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline Float abs(Float a) { return {_mm512_abs_ps(a.v)}; }
 inline Float round(Float a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
-// Lanes below n keep a, the others take b.
 inline bool any_nan(Float a) { return _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q) != 0; }
 inline bool any_above(Float a, float x) { return _mm512_cmp_ps_mask(a.v, _mm512_set1_ps(x), _CMP_GT_OQ) != 0; }
+// Lanes below n keep a, the others take b.
 inline Float first_lanes(int n, Float a, Float b) { return {_mm512_mask_blend_ps(__mmask16((1u << n) - 1), b.v, a.v)}; }
 inline Float load_first(const float* p, int n) { return {_mm512_maskz_loadu_ps(__mmask16((1u << n) - 1), p)}; }
 inline void store_first(float* p, int n, Float a) { _mm512_mask_storeu_ps(p, __mmask16((1u << n) - 1), a.v); }

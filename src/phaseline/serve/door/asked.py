@@ -73,8 +73,7 @@ class Asking:
         if tools := tools_of(body, self._tokenizer.chat_template):
             params = self._calling(params, tools, several=body.parallel_tool_calls is not False)
         prompt = self._prompts.chat(body, tools.functions if tools else (), params.max_tokens, self._context)
-        name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-        self._check_room(name, chat_limit(body), [prompt])
+        self._check_room(*chat_limit(body), [prompt])
         choices = [
             ChatGrowing(
                 self._tokenizer,

@@ -41,14 +41,16 @@ def chat_params(body: ChatBody, *, context: int) -> SamplingParams:
         raise refused("continue_final_message", "not supported; /v1/completions continues any text")
     if body.modalities not in (None, ["text"]):
         raise refused("modalities", 'only ["text"] is supported')
-    limit = chat_limit(body)
+    _, limit = chat_limit(body)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     return _params(body, max_tokens=context if limit is None else limit, logprobs=logprobs)
 
 
-def chat_limit(body: ChatBody) -> int | None:
-    """Most tokens of an answer, where the body says so."""
-    return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+def chat_limit(body: ChatBody) -> tuple[str, int | None]:
+    """The field that says how many tokens an answer may have at most, and what it says."""
+    if body.max_completion_tokens is None:
+        return "max_tokens", body.max_tokens
+    return "max_completion_tokens", body.max_completion_tokens
 
 
 def salt(key: str | None, cache_salt: str | None) -> bytes:

@@ -6,10 +6,10 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from phaseline.serve.live.lives import Life
-from phaseline.serve.live.telemetry import Telemetry
+from phaseline.serve.live.telemetry import Telemetry, telling_status
 
 _CUT_OFF = "abort"  # of a request whose client is gone before the engine has told of its end
 
@@ -46,24 +46,19 @@ class RequestLog:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
             return await self._app(scope, receive, send)
-        came, began_ns, status = datetime.now(UTC), time.monotonic_ns(), "-"
-
-        async def noting(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = str(message["status"])
-            await send(message)
-
+        came, began_ns, status = datetime.now(UTC), time.monotonic_ns(), list[int]()
         lives = self._telemetry.collect()
         try:
-            await self._app(scope, receive, noting)
+            await self._app(scope, receive, telling_status(send, status.append))
         finally:
             self._telemetry.read()  # what the engine has told is looked at from time to time only
             route = self._routes.get(scope["path"], "other")
             facts = _facts(lives, began_ns, time.monotonic_ns())
             spelt = " ".join(f"{name}={value}" for name, value in facts.items())
             id = lives[0].id.rpartition("-")[0] if lives else "-"
-            self._lines.write(f"{came.isoformat(timespec='milliseconds')} {id} {route} {status} {spelt}")
+            self._lines.write(
+                f"{came.isoformat(timespec='milliseconds')} {id} {route} {status[0] if status else '-'} {spelt}"
+            )
 
 
 def _facts(lives: Sequence[Life], began_ns: int, now_ns: int) -> dict[str, str]:

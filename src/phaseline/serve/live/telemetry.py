@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any
@@ -109,9 +109,15 @@ class CountResponses:
             return await self._app(scope, receive, send)
         route = self._routes.get(scope["path"], "other")
 
-        async def counting(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                self._metrics.responded(route, message["status"])
-            await send(message)
+        await self._app(scope, receive, telling_status(send, lambda status: self._metrics.responded(route, status)))
 
-        await self._app(scope, receive, counting)
+
+def telling_status(send: Send, tell: Callable[[int], object]) -> Send:
+    """`send`, but `tell` is called with the status of the answer when it begins."""
+
+    async def telling(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            tell(message["status"])
+        await send(message)
+
+    return telling
