@@ -1,5 +1,6 @@
 """Connections that stall, dawdle or overflow are closed; others are not."""
 
+import json
 import socket
 import time
 from collections.abc import Iterator
@@ -132,3 +133,39 @@ def test_who_does_not_read_is_closed_whatever_was_asked(impatient: Server) -> No
             sock.sendall(request)
             assert sock.recv(1) == b"H" and impatient.keeps(sock)
             eventually(lambda client=sock: not impatient.keeps(client))
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"1.1"])
+def test_a_stream_has_no_chunks_where_the_client_knows_none(impatient: Server, version: bytes) -> None:
+    body = b'{"prompt": "x", "max_tokens": 20, "ignore_eos": true, "stream": true, "temperature": 0}'
+    head = b"POST /v1/completions HTTP/%b\r\nHost: [::]\r\nContent-Type: application/json\r\n" % version
+    with connected(impatient) as sock:
+        sock.sendall(head + b"Connection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        head, _, events = what_is_left(sock).partition(b"\r\n\r\n")
+    assert (b"transfer-encoding: chunked" in head) == (b"\r\n" in events) == (version == b"1.1")
+    assert b"connection: close" in head
+    if version == b"1.0":
+        *data, done, rest = events.decode().split("\n\n")
+        assert done == "data: [DONE]" and rest == ""
+        choices = [choice for event in data for choice in json.loads(event.removeprefix("data: "))["choices"]]
+        whole = impatient.ask("/v1/completions", body.replace(b'"stream": true, ', b"")).json["choices"]
+        assert "".join(choice["text"] for choice in choices) == whole[0]["text"]
+
+
+@pytest.mark.parametrize("keep", [b"", b"Connection: keep-alive\r\n"])
+def test_a_client_of_http_1_0_is_answered_and_closed(impatient: Server, keep: bytes) -> None:
+    for request in (HEALTH, HEALTH.replace(b"GET /health", b"POST /nothing")):
+        with connected(impatient) as sock:
+            sock.sendall(request.replace(b"1.1\r\n", b"1.0\r\n" + keep) * 2)
+            head, _, body = what_is_left(sock).partition(b"\r\n\r\n")
+        assert b"content-length: %d\r\n" % len(body) in head and json.loads(body)
+
+
+def test_who_watches_by_http_1_0_sees_events_as_they_are(impatient: Server) -> None:
+    with connected(impatient) as sock:
+        sock.sendall(HEALTH.replace(b"/health", b"/live").replace(b"1.1", b"1.0"))
+        got = b""
+        while got.count(b"\n\n") < 1:
+            got += sock.recv(1 << 16)
+    head, _, event = got.partition(b"\r\n\r\n")
+    assert b"chunked" not in head and event.startswith((b"data: ", b"event: "))

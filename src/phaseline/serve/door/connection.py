@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 from weakref import proxy
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 MAX_HEAD = 64 << 10  # bytes of a request's first line and headers
@@ -52,13 +53,15 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answered = cycle
+        if cycle.scope["http_version"] == "1.0":
+            app = _unchunked(cycle, app)
         super()._start_asgi_task(cycle, app)
 
     def write_chunk(self, data: bytes) -> None:
         """Send some of the body of the answer under way, whose head is sent, as ASGI's `send` would. Nothing if the
         client has left."""
         if self._answered and not self._answered.disconnected:
-            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._answered.chunked_encoding else data)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -81,3 +84,23 @@ class Connection(HttpToolsProtocol):
         if self._patience:
             self._patience.cancel()
             self._patience = None
+
+
+def _unchunked(cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:
+    """`app` for a client of HTTP/1.0, who knows no chunks: the connection's end is that of an answer without length."""
+
+    async def unchunked(scope: Scope, receive: Receive, send: Send) -> None:
+        endless = False
+
+        async def sending(message: Message) -> None:
+            nonlocal endless
+            if message["type"] == "http.response.start":
+                if endless := all(name.lower() != b"content-length" for name, _ in message.get("headers", ())):
+                    cycle.chunked_encoding = False
+            elif endless:
+                cycle.expected_content_length = len(message.get("body", b""))  # what uvicorn lets pass
+            await send(message)
+
+        await app(scope, receive, sending)
+
+    return unchunked
