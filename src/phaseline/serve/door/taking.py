@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from phaseline.engine.types import Delta, Progress
+from phaseline.errors import PhaselineError
 from phaseline.serve.process.stream import Stream, nothing
 
 Later = Callable[[], Awaitable[None]]  # what is yet to be done, and waited for
@@ -49,5 +50,7 @@ class Taking:
                     return
             if stream.done and all(each.exhausted for each in self._streams):
                 self._turn.set_result(None)
+        except PhaselineError as error:
+            self._turn.set_exception(error.with_traceback(None))  # which holds the callers, who hold the error
         except Exception as error:  # the task's matter, not that of the engine's report
             self._turn.set_exception(error)

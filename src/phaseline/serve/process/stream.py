@@ -60,6 +60,7 @@ class Stream:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._error = None  # whose traceback holds who took it, and this
         self._leave(self)
 
     # What the client does with it.
