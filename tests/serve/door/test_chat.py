@@ -7,8 +7,6 @@ from openai import OpenAI
 
 from phaseline.engine.engine import Engine
 from phaseline.engine.types import SamplingParams
-from phaseline.serve.door.conversation import messages_of
-from phaseline.serve.door.problems import Problem
 from support.server import Server
 
 MESSAGES: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Where is the sea?"}]
@@ -83,16 +81,6 @@ def test_parts_of_text_are_lines_and_null_is_nothing(openai: OpenAI, engine: Eng
     expected = engine.generate(engine.chat_prompt(plain), SamplingParams(max_tokens=8))
     answer = openai.chat.completions.create(messages=parts, max_tokens=8, **GREEDY)
     assert answer.choices[0].message.content == expected.text
-
-
-def test_roles_are_openai_s_and_the_templates_own() -> None:
-    template = "{% if m.role == 'ipython' or m['role']==\"critic\" %}{{ m['content'] }}{% endif %}"
-    for role in ("system", "developer", "user", "assistant", "tool", "function", "ipython", "critic"):
-        messages = [{"role": role, "content": "x"}]
-        assert messages_of(messages, template) == messages
-    for role in ("content", "ipythons", ""):
-        with pytest.raises(Problem, match=r"messages\[0\].role: must be one of system, developer, .* not "):
-            messages_of([{"role": role, "content": "x"}], template)
 
 
 def test_ids_come_where_they_are_asked_for(server: Server, engine: Engine) -> None:

@@ -1,7 +1,6 @@
 """Messages and tools as templates expect them, checked before a template sees them."""
 
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +11,6 @@ from phaseline.serve.door.json_body import check_size
 from phaseline.serve.door.problems import Problem, refused
 from phaseline.serve.door.protocol import ChatBody
 
-_ROLES = ("system", "developer", "user", "assistant", "tool", "function")  # of OpenAI's API
-_COMPARED = re.compile(r"""==\s*(?:'([^']*)'|"([^"]*)")""")  # what a template compares something with
 _TEXTS = {"text": "text", "refusal": "refusal"}  # kinds of parts, and where they have their text
 
 
@@ -26,15 +23,11 @@ class Tools:
     forced: Sequence[Mapping[str, Any]] = ()
 
 
-def messages_of(messages: Sequence[Mapping[str, Any]], template: str) -> list[dict[str, Any]]:
-    """The same messages, each content a string, each call's arguments an object. Problem names what is at fault.
-
-    Roles are OpenAI's and those that the template asks for: most templates leave messages of others out.
-    """
+def messages_of(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The same messages, each content a string, each call's arguments an object. Problem names what is at fault."""
     if not messages:
         raise refused("messages", "must have at least one message")
-    roles = [*_ROLES, *(single or double for single, double in _COMPARED.findall(template))]
-    return [_message(message, f"messages[{n}]", roles) for n, message in enumerate(messages)]
+    return [_message(message, f"messages[{n}]") for n, message in enumerate(messages)]
 
 
 def tools_of(body: ChatBody, template: str | None) -> Tools | None:
@@ -66,12 +59,10 @@ def tools_of(body: ChatBody, template: str | None) -> Tools | None:
     return Tools(body.tools, format, forced[:1])
 
 
-def _message(message: Mapping[str, Any], place: str, roles: Collection[str]) -> dict[str, Any]:
+def _message(message: Mapping[str, Any], place: str) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str):
         raise refused(f"{place}.role", "must be a string")
-    if role not in roles:
-        raise refused(f"{place}.role", f"must be one of {', '.join(_ROLES)}, not {role[:40]!r}")
     if message.get("content") is None and role != "assistant":
         raise refused(f"{place}.content", "is missing: only an assistant's message may have none")
     found = dict(message) | {"content": _text(message.get("content"), f"{place}.content")}

@@ -5,7 +5,7 @@ is refused before its tokens are found.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from phaseline.engine.prompts import Cover
@@ -18,6 +18,7 @@ from phaseline.serve.door.conversation import messages_of
 from phaseline.serve.door.objects import Detokenized, Piece, Tokenized
 from phaseline.serve.door.problems import refused
 from phaseline.serve.door.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from phaseline.serve.door.roles import Roles
 from phaseline.serve.door.scores import spelling
 
 
@@ -26,6 +27,7 @@ class Prompts:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
+        self._roles = Roles()
         self._marks: dict[ToolFormat, list[int]] = {}
 
     @cached_property
@@ -58,17 +60,16 @@ class Prompts:
         self, body: ChatBody | TokenizeBody, functions: Sequence[Mapping[str, Any]], max_tokens: int, context: int
     ) -> list[int]:
         """The ids of a conversation that may call `functions`, up to where the answer begins."""
-        template = self.tokenizer.chat_template
-        if template is None:
+        if self.tokenizer.chat_template is None:
             raise refused("messages", "this model has no chat template; /v1/completions continues any text")
-        text = render_chat(
+        render = partial(
+            render_chat,
             self.tokenizer,
-            messages_of(body.messages or [], template),
             tools=functions,
             add_generation_prompt=body.add_generation_prompt is not False,
             more=_own(body.chat_template_kwargs or {}),
         )
-        return self._encode(text, max_tokens, context)
+        return self._encode(self._roles.spell(messages_of(body.messages or []), render), max_tokens, context)
 
     def tokenize(self, body: TokenizeBody, context: int) -> Tokenized:
         """The ids of a text or conversation, with their spelling if asked for."""
