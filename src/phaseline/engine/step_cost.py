@@ -19,7 +19,7 @@ _PRIOR_ROW_S = 0.1  # what a prefill row costs before anything is known: far mor
 _CARE = 0.97  # quantile of the mixed steps that a cautious estimate covers
 _MOST_CAUTION = 4.0  # however noisy the machine is, an estimate is not raised by more than this factor
 _FEW = 16  # mixed steps that do not yet show their noise: others that read prompts are looked at too
-_LEAP = 4.0  # times the work of the largest chunk that was seen: an estimate of more is not trusted
+_LEAP = 4.0  # times the work of the largest chunk that was seen beside streams: an estimate of more is not trusted
 
 Rows = tuple[float, ...]
 
@@ -78,7 +78,7 @@ def step_rows(step: Step, reach: Reach) -> Rows:
 class Estimate:
     """Seconds of a step, linear in `step_rows`, none of whose costs is negative; raised by `caution` for its noise.
 
-    `trusted`: the work up to which the cost of chunks can be told from those that were seen.
+    `trusted`: the work up to which the cost of chunks beside streams can be told from those that were seen.
     """
 
     costs: Rows
@@ -115,7 +115,7 @@ class StepCost:
     def __init__(self, reach: Reach | None = None) -> None:
         self.reach = Reach() if reach is None else reach
         self._steps: dict[tuple[bool, bool], deque[Rows]] = {}  # each divided by the seconds it took
-        self._works: deque[float] = deque(maxlen=_REMEMBERED)  # of the last steps that read prompts
+        self._works: deque[float] = deque(maxlen=_REMEMBERED)  # of the last mixed steps
 
     def observe(self, step: Step, seconds: float) -> None:
         """A step took so many seconds."""
@@ -123,7 +123,7 @@ class StepCost:
         kind = bool(rows[1]), bool(rows[3])
         if seconds > 0:
             self._steps.setdefault(kind, deque(maxlen=_REMEMBERED)).append(tuple(amount / seconds for amount in rows))
-            if rows[3]:
+            if all(kind):  # others are few, alike and large: they tell a chunk's cost from a step's too badly to leap
                 self._works.append(rows[3])
 
     def estimate(self) -> Estimate:
