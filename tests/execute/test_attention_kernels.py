@@ -67,6 +67,23 @@ def test_contexts_around_pages_and_splits(heads: int, kv_heads: int, dim: int, k
     assert_levels_agree(results)
 
 
+def test_splits_in_several_waves() -> None:
+    """One row far into its context: few threads hold what ten splits came to, more hold all; the bits are one chunk's."""
+    a = Attention(3, 3, 16)
+    file, program = a.program()
+    tokens = np.random.default_rng(2).integers(0, TOKENS, 22 * 512 + 5).tolist()
+    table = shuffled(1, len(tokens) // 32 + 1)
+    for level in _native.levels():
+        rows = []
+        for threads in (1, 4):
+            executor = native(file, program, pages=2 * table.size, level=level, max_rows=1024, threads=threads)
+            chunked(executor, tokens[:-1], table, [*range(1024, len(tokens) - 1, 1024), len(tokens) - 1])
+            rows.append(executor.forward(Step([Segment(0, len(tokens) - 1, tokens[-1:])]), table)[:, :48])
+        late = len(tokens) - 1000
+        whole = executor.forward(Step([Segment(0, late, tokens[late:], Want.ALL)]), table)[-1:, :48]
+        assert same_bits(rows[0], np.ascontiguousarray(whole)) and same_bits(rows[1], rows[0])
+
+
 @pytest.mark.parametrize("falling", [False, True])
 def test_scores_far_apart(falling: bool) -> None:
     """The largest score grows from page to page, or never after the first; most weights vanish."""
@@ -83,6 +100,24 @@ def test_scores_far_apart(falling: bool) -> None:
         executor = native(file, program, pages=16, level=level, kv_type="f32", max_rows=TOKENS)
         got = executor.forward(Step([Segment(0, 0, tokens, Want.ALL)]), table)
         assert_within(got[:, :32], exact[:, :32], bound)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("at", [0, 9, 40, 600])
+def test_what_reads_a_score_that_is_no_number_is_none(at: int, bad: float) -> None:
+    """Of one key, while all values are numbers; who comes before it is none the wiser."""
+    a = Attention(4, 2, 24)
+    a.q[..., 0] = 1.0 + np.abs(a.q[..., 0])
+    a.k[TOKENS - 1] = 0.0
+    a.k[TOKENS - 1, :, 0] = bad
+    file, program = a.program()
+    tokens = np.random.default_rng(1).integers(0, TOKENS - 1, 700).tolist()
+    tokens[at] = TOKENS - 1
+    step, table = Step([Segment(0, 0, tokens, Want.ALL)]), shuffled(1, 22)
+    for level in _native.levels():
+        executor = native(file, program, pages=44, level=level, kv_type="f32", max_rows=700)
+        got = executor.forward(step, table)[:, :96]
+        assert np.isnan(got[at:]).all() and np.isfinite(got[:at]).all()
 
 
 def test_copied_pages_continue_the_same_way() -> None:

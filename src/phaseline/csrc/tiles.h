@@ -72,6 +72,7 @@ constexpr size_t tiles_scratch(int padded_dim) { return (TILES_AT_ONCE + 1) * si
 template <class Kernel>
 void attend_tiles(const Tiles& tiles, int dim, int padded_dim, float* scratch, Kernel kernel) {
     constexpr long TASKS_PER_THREAD = 4;
+    constexpr long WAVE = 32;  // tasks per thread of which partial results are held
     const Run& run = tiles.run;
     const size_t floats = size_t(MAX_TILE) * size_t(padded_dim);
     const long count = tiles.count(), heads = tiles.kv_heads, enough = TASKS_PER_THREAD * run.team.size();
@@ -85,10 +86,10 @@ void attend_tiles(const Tiles& tiles, int dim, int padded_dim, float* scratch, K
 
     // Many tiles: each task reads its whole context. Not if tasks for all then leave no tiles to share what is read.
     const bool many = count * heads >= enough, shared = together(1) == TILES_AT_ONCE;
-    int splits = 1;
+    long splits = 1;
     for (long i = 0; i < count && !(many && shared); i++) {  // every thread looks at every tile: not where all are many
         const Tiles::Splits of = tiles.splits(tiles.find(i, 0));
-        splits = std::max(splits, of.last - of.first);
+        splits = std::max(splits, long(of.last - of.first));
     }
     if (many && splits == 1) {
         const long at_once = together(1);
@@ -118,26 +119,32 @@ void attend_tiles(const Tiles& tiles, int dim, int padded_dim, float* scratch, K
         return;
     }
 
-    // Few tiles: the splits of a context are spread too, and merged in the same order afterwards.
-    const long at_once = together(splits);
-    run.spread(1, [&](long) { run.partials.reserve(size_t(count * heads * splits), floats); });
-    run.spread(groups(at_once) * heads * splits, [&](long task) {
-        const long first = task / splits / heads * at_once, head = task / splits % heads;
-        const int nth = int(task % splits);
-        for (long i = first; i < std::min(count, first + at_once); i++) {
-            const QueryTile t = tiles.find(i, int(head));
+    // Few tiles: the splits of a context are spread too, a wave of them at a time, and merged in the same order afterwards.
+    // Held of each tile and head are a total, and what the splits of a wave add to it.
+    const long at_once = together(splits), tasks = groups(at_once) * heads;
+    const long wave = std::clamp(WAVE * run.team.size() / tasks, 1L, splits);
+    const auto part = [&](long unit, long nth) -> Partial& {
+        return run.partials[unit * (wave + 1) + (nth ? 1 + nth % wave : 0)];
+    };
+    run.spread(1, [&](long) { run.partials.reserve(size_t(count * heads * (wave + 1)), floats); });
+    for (long from = 0; from < splits; from += wave) {
+        const long n = std::min(wave, splits - from);
+        run.spread(tasks * n, [&](long task) {
+            const long first = task / n / heads * at_once, head = task / n % heads, nth = from + task % n;
+            for (long i = first; i < std::min(count, first + at_once); i++) {
+                const QueryTile t = tiles.find(i, int(head));
+                const Tiles::Splits of = tiles.splits(t);
+                if (of.first + nth < of.last) kernel(t, int(of.first + nth), part(i * heads + head, nth));
+            }
+        });
+        run.spread(count * heads, [&](long unit) {
+            const QueryTile t = tiles.find(unit / heads, int(unit % heads));
             const Tiles::Splits of = tiles.splits(t);
-            if (of.first + nth < of.last) kernel(t, of.first + nth, run.partials[(i * heads + head) * splits + nth]);
-        }
-    });
-    run.spread(count * heads, [&](long unit) {
-        const QueryTile t = tiles.find(unit / heads, int(unit % heads));
-        Partial& total = run.partials[unit * splits];
-        const Tiles::Splits of = tiles.splits(t);
-        for (int nth = 1; nth < of.last - of.first; nth++)
-            run.kernels.merge(total, run.partials[unit * splits + nth], t.count, padded_dim);
-        run.kernels.finish(t, total, dim, padded_dim);
-    });
+            for (long nth = std::max(1L, from); nth < std::min(from + n, long(of.last - of.first)); nth++)
+                run.kernels.merge(part(unit, 0), part(unit, nth), t.count, padded_dim);
+            if (from + n == splits) run.kernels.finish(t, part(unit, 0), dim, padded_dim);
+        });
+    }
 }
 
 }  // namespace phaseline

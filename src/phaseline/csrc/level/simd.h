@@ -71,7 +71,11 @@ inline Float min(Float a, Float b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline Float abs(Float a) { return {_mm512_abs_ps(a.v)}; }
 inline Float round(Float a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 inline bool any_nan(Float a) { return _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q) != 0; }
-inline bool any_above(Float a, float x) { return _mm512_cmp_ps_mask(a.v, _mm512_set1_ps(x), _CMP_GT_OQ) != 0; }
+// Whether all lanes of both are numbers and at most x.
+inline bool all_up_to(Float a, Float b, float x) {
+    const __m512 bound = _mm512_set1_ps(x);
+    return (_mm512_cmp_ps_mask(a.v, bound, _CMP_NLE_UQ) | _mm512_cmp_ps_mask(b.v, bound, _CMP_NLE_UQ)) == 0;
+}
 // Lanes below n keep a, the others take b.
 inline Float first_lanes(int n, Float a, Float b) { return {_mm512_mask_blend_ps(__mmask16((1u << n) - 1), b.v, a.v)}; }
 inline Float load_first(const float* p, int n) { return {_mm512_maskz_loadu_ps(__mmask16((1u << n) - 1), p)}; }
@@ -160,9 +164,12 @@ inline __m256i lanes_below(int n) {
 inline bool any_nan(Float a) {
     return _mm256_movemask_ps(_mm256_or_ps(_mm256_cmp_ps(a.lo, a.lo, _CMP_UNORD_Q), _mm256_cmp_ps(a.hi, a.hi, _CMP_UNORD_Q))) != 0;
 }
-inline bool any_above(Float a, float x) {
+inline bool all_up_to(Float a, Float b, float x) {
     const __m256 bound = _mm256_set1_ps(x);
-    return _mm256_movemask_ps(_mm256_or_ps(_mm256_cmp_ps(a.lo, bound, _CMP_GT_OQ), _mm256_cmp_ps(a.hi, bound, _CMP_GT_OQ))) != 0;
+    const auto beyond = [&](Float y) {
+        return _mm256_or_ps(_mm256_cmp_ps(y.lo, bound, _CMP_NLE_UQ), _mm256_cmp_ps(y.hi, bound, _CMP_NLE_UQ));
+    };
+    return _mm256_movemask_ps(_mm256_or_ps(beyond(a), beyond(b))) == 0;
 }
 inline Float first_lanes(int n, Float a, Float b) {
     return {_mm256_blendv_ps(b.lo, a.lo, _mm256_castsi256_ps(lanes_below(n))),
@@ -277,10 +284,10 @@ inline bool any_nan(const Float& a) {
     for (float v : a.v) any = any || v != v;
     return any;
 }
-inline bool any_above(const Float& a, float x) {
-    bool any = false;
-    for (float v : a.v) any = any || v > x;
-    return any;
+inline bool all_up_to(const Float& a, const Float& b, float x) {
+    bool all = true;
+    for (int i = 0; i < LANES; i++) all = all && a.v[i] <= x && b.v[i] <= x;
+    return all;
 }
 inline Float first_lanes(int n, const Float& a, const Float& b) { return floats([&](int i) { return i < n ? a.v[i] : b.v[i]; }); }
 inline Float load_first(const float* p, int n) { return floats([=](int i) { return i < n ? p[i] : 0.0f; }); }

@@ -24,13 +24,15 @@ inline float weigh_page(float* scores, int first, int last, float& top, Float& t
         s1 = within(first - LANES, last - LANES, s1, splat(NOTHING));
     }
     float shrink = 1.0f;
-    if (const Float both = max(s0, s1); any_above(both, top)) {  // rarely, after some pages
-        const float now = largest(both);
+    if (!all_up_to(s0, s1, top)) {  // rarely, after some pages
+        const float now = largest(max(s0, s1));
         float e[LANES];
         store(e, exp(splat(top - now)));
         shrink = e[0];
         top = now;
-        total = total * splat(shrink);
+        // exp makes numbers of all lanes: what comes of a score that is none, or infinite, shows here.
+        const bool lost = any_nan(s0 - splat(now)) || any_nan(s1 - splat(now));
+        total = lost ? splat(__builtin_nanf("")) : total * splat(shrink);
     }
     Float p0 = exp(s0 - splat(top)), p1 = exp(s1 - splat(top));
     if (!whole) {
