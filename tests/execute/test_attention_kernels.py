@@ -110,6 +110,7 @@ def test_what_reads_a_score_that_is_no_number_is_none(at: int, bad: float) -> No
     a.q[..., 0] = 1.0 + np.abs(a.q[..., 0])
     a.k[TOKENS - 1] = 0.0
     a.k[TOKENS - 1, :, 0] = bad
+    a.v[...] = 1.0  # which no weight that is a number makes infinite
     file, program = a.program()
     tokens = np.random.default_rng(1).integers(0, TOKENS - 1, 700).tolist()
     tokens[at] = TOKENS - 1
