@@ -68,7 +68,7 @@ def test_contexts_around_pages_and_splits(heads: int, kv_heads: int, dim: int, k
 
 
 def test_splits_in_several_waves() -> None:
-    """One row far into its context: few threads hold what ten splits came to, more hold all; the bits are one chunk's."""
+    """One row far into its context: few threads hold what ten splits came to, more hold all; the same bits."""
     a = Attention(3, 3, 16)
     file, program = a.program()
     tokens = np.random.default_rng(2).integers(0, TOKENS, 22 * 512 + 5).tolist()
