@@ -2,12 +2,16 @@
 
 #include <emmintrin.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -19,6 +23,8 @@ namespace {
 enum Kind : uint8_t { VALUE, QUOTE, OPENING, BLANK, OTHER };
 
 constexpr ptrdiff_t SHORT = 20;  // characters of a number that fits a machine's word
+
+constexpr ptrdiff_t LONGEST_NAME = 64;  // bytes of a member's name
 
 constexpr std::array<Kind, 256> KINDS = [] {
     std::array<Kind, 256> kinds{};
@@ -39,6 +45,12 @@ const uint8_t* string_mark(const uint8_t* at, const uint8_t* end) {
     return std::find_if(at, end, [](uint8_t c) { return c == '"' || c == '\\'; });
 }
 
+// Where the string that begins at `at` has its closing quote; `end` if it has none.
+const uint8_t* closing_quote(const uint8_t* at, const uint8_t* end, size_t& escapes) {
+    while ((at = string_mark(at + 1, end)) != end && *at == '\\') ++escapes, at += at + 1 != end;
+    return at;
+}
+
 struct JsonSize {
     size_t openings = 0;  // of lists and objects
     size_t strings = 0, escapes = 0, longest_string = 0;  // in bytes
@@ -54,7 +66,7 @@ JsonSize measure(const uint8_t* at, const uint8_t* end) {
         const uint8_t* start = at;
         switch (KINDS[*at]) {
             case QUOTE:
-                while ((at = string_mark(at + 1, end)) != end && *at == '\\') ++n.escapes, at += at + 1 != end;
+                at = closing_quote(at, end, n.escapes);
                 ++n.strings, n.longest_string = std::max(n.longest_string, size_t(at - start) - 1);
                 at += at != end;
                 break;
@@ -71,7 +83,51 @@ JsonSize measure(const uint8_t* at, const uint8_t* end) {
     return n;
 }
 
+// A list or object within an object. `cuts`: where it opens, commas between its elements, where it closes.
+struct JsonMember {
+    std::string name;
+    std::vector<size_t> cuts;
+    size_t elements = 1;
+};
+
+// Those of `least` bytes or more whose names have at most LONGEST_NAME, with a cut after every `least` bytes that a comma follows.
+std::vector<JsonMember> long_members(const uint8_t* text, const uint8_t* end, size_t least) {
+    std::vector<JsonMember> found;
+    JsonMember member;
+    const uint8_t *name = text, *name_end = text;
+    size_t depth = 0, escapes = 0;
+    for (const uint8_t* at = text; at != end; at += at != end) {
+        const size_t here = size_t(at - text);
+        switch (*at) {
+            case '"':
+                if (depth == 1) name = at + 1;
+                at = closing_quote(at, end, escapes);
+                if (depth == 1) name_end = at;
+                break;
+            case '[': case '{':
+                if (++depth == 2) member = {{}, {here}};
+                break;
+            case ']': case '}':
+                if (depth == 0) return found;  // no JSON
+                if (depth-- == 2 && here + 1 - member.cuts.front() >= least && name_end - name <= LONGEST_NAME) {
+                    member.name.assign(name, name_end);
+                    member.cuts.push_back(here);
+                    found.push_back(std::move(member));
+                }
+                break;
+            case ',':
+                if (depth != 2) break;
+                ++member.elements;
+                if (here - member.cuts.back() >= least) member.cuts.push_back(here);
+                break;
+        }
+    }
+    return found;
+}
+
 }  // namespace
+
+using Text = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 void bind_json(nb::module_& m) {
     nb::class_<JsonSize>(m, "JsonSize", "How much of what is in a JSON text.")
@@ -84,10 +140,23 @@ void bind_json(nb::module_& m) {
         .def_ro("longest_value", &JsonSize::longest_value)
         .def_ro("blanks", &JsonSize::blanks)
         .def_ro("beyond_ascii", &JsonSize::beyond_ascii);
-    m.def("measure_json", [](nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu> text) {
+    m.def("measure_json", [](Text text) {
         nb::gil_scoped_release unlocked;
         return measure(text.data(), text.data() + text.size());
     }, "text"_a, "Any bytes will do; other threads run meanwhile.");
+    m.def("long_json_members", [](Text text, size_t least) {
+        std::vector<JsonMember> found;
+        {
+            nb::gil_scoped_release unlocked;
+            found = long_members(text.data(), text.data() + text.size(), least);
+        }
+        nb::list members;
+        for (const JsonMember& member : found)
+            members.append(nb::make_tuple(nb::bytes(member.name.data(), member.name.size()), member.cuts, member.elements));
+        return members;
+    }, "text"_a, "least"_a, "Lists and objects of `least` bytes or more in a JSON object: the name of each as it is spelt, "
+       "where it may be cut (at its opening, at a comma after each `least` bytes, at its closing), how many elements it has. "
+       "Any bytes will do; other threads run meanwhile.");
 }
 
 }  // namespace phaseline

@@ -175,12 +175,19 @@ def test_prompts_beyond_the_context_are_refused_in_time(server: Server) -> None:
 
 
 def test_what_would_take_long_to_decode_is_not(server: Server) -> None:
-    for unknown in ({str(n): 0 for n in range(100_000)}, [[]] * 100_000, [{}] * 100_000, [1.5] * 400_000):
+    for unknown in ({str(n): 0 for n in range(120_000)}, [[]] * 100_000, [{}] * 100_000, [1.5] * 400_000):
         refused(server.ask(COMPLETIONS, GOOD[COMPLETIONS] | {"unknown": unknown}), 400, code="body_too_complex")
     refused(server.ask("/detokenize", {"tokens": [50] * 40_000}), 400, code="context_length_exceeded")
     calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": json.dumps({"a": [0] * 400_000})}}]
     spoken = {"messages": [HELLO, {"role": "assistant", "tool_calls": calls}, HELLO]}
     refused(server.ask(CHAT, spoken), 400, code="body_too_complex")
+
+
+def test_long_lists_of_tokens_are_looked_at(server: Server) -> None:
+    prompts = [[320], *([50 + n % 200] * 8000 for n in range(31))]
+    assert "320" in refused(server.ask(COMPLETIONS, {"prompt": prompts}), 400, "prompt")
+    biases = {str(n): -100 for n in range(86_000)}
+    assert "320" in refused(server.ask(COMPLETIONS, GOOD[COMPLETIONS] | {"logit_bias": biases}), 400, "logit_bias")
 
 
 def test_what_is_told_to_many_prompts_is_bounded(server: Server) -> None:
