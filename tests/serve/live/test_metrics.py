@@ -1,5 +1,6 @@
 """/metrics: what known reports come to, in Prometheus's format."""
 
+import asyncio
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -79,6 +80,25 @@ def test_reports_do_not_wait_for_somebody_to_ask() -> None:
     for at in range(1000):
         client.report(step_report(at, 1, decode=[("a", 0)]))
     assert read(telemetry.metrics.text({}))["decode_tokens_total",] > 900
+
+
+def test_a_report_that_cannot_be_read_costs_no_other() -> None:
+    faults = list[Any]()
+
+    class Client:
+        def watch(self, callback: Callable[[StepReport], None], **_: object) -> None:
+            self.report = callback
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, told: faults.append(told["exception"]))
+        client: Any = Client()
+        telemetry = Telemetry(client)
+        for at, failed in enumerate([[], None, [], []]):
+            client.report(step_report(at, 1, decode=[("a", 0)], failed=failed))
+        telemetry.read()
+        assert read(telemetry.metrics.text({}))["decode_tokens_total",] == 3 and len(faults) == 1
+
+    asyncio.run(main())
 
 
 def test_steps_are_told_apart_by_phase() -> None:

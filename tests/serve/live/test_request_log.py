@@ -3,6 +3,9 @@
 import fcntl
 import os
 import re
+import signal
+import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -88,15 +91,38 @@ def test_a_log_that_nobody_reads_holds_up_nobody(logging: Server) -> None:
     pipe = logging.process.stderr.fileno()
     fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, 4096)
     bad = {"prompt": "quokka", "n": 0}
-    for _ in range(100):
+    for _ in range(400):
         assert ask(logging, COMPLETIONS, bad).status == 400
     read = os.read(pipe, 1 << 16).decode()
-    assert ask(logging, COMPLETIONS, bad).status == 400
-    logging.stop()
-    [lost, last] = logging.process.stderr.read().splitlines()
-    count = re.fullmatch(r"phaseline: (\d+) lines of the log were lost: nobody read", lost)
-    assert count and int(count[1]) + read.count("\n") == 100 and LINE.fullmatch(last)
-    assert all(map(LINE.fullmatch, read.splitlines()))
+    logging.process.send_signal(signal.SIGTERM)
+    *lines, last = (read + logging.process.stderr.read()).splitlines()
+    assert logging.process.wait(20) == 0
+    count = re.fullmatch(r"phaseline: (\d+) lines of the log were lost: nobody read", last)
+    assert count and int(count[1]) + len(lines) == 400 and 256 <= len(lines) < 400
+    assert all(map(LINE.fullmatch, lines))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "not waiting"])
+def test_a_log_that_is_full_is_waited_for_by_its_thread_alone(kind: str) -> None:
+    end, start = os.pipe() if kind != "socket" else (one.detach() for one in socket.socketpair())
+    os.set_blocking(start, kind != "not waiting")
+    lines, more = Lines(start, room=3), "x" * (1 << 20)  # far more than is held, though there is room at first
+    done = threading.Event()
+
+    def write() -> None:
+        for n in range(6):
+            lines.write(f"{n} {more}")
+        done.set()
+
+    threading.Thread(target=write, daemon=True).start()
+    assert done.wait(20)
+    with os.fdopen(end) as reader:
+        found = [line.partition(" ")[0] for line in (reader.readline() for _ in range(3))]
+        lines.write("after")
+        while found[-1] != "after":
+            found.append(reader.readline().partition(" ")[0].strip())
+    assert found == [*map(str, range(len(found) - 2)), "phaseline:", "after"] and 3 <= len(found) - 2 <= 4
+    os.close(start)
 
 
 def test_a_reader_who_has_gone_harms_nobody() -> None:
@@ -106,4 +132,5 @@ def test_a_reader_who_has_gone_harms_nobody() -> None:
     assert os.read(end, 100) == b"heard\n"
     os.close(end)
     lines.write("not heard")
+    lines.close()
     os.close(start)

@@ -1,38 +1,64 @@
 """A line on standard error for each request that ended, where it is asked for: `--log-requests`."""
 
+import atexit
 import os
 import select
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from queue import SimpleQueue
+from threading import Thread
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from phaseline.serve.live.lives import Life
 from phaseline.serve.live.telemetry import Telemetry, telling_status
 
+_PARTING_S = 1.0  # at the end, for lines that wait
 _CUT_OFF = "abort"  # of a request whose client is gone before the engine has told of its end
 
 
 class Lines:
-    """Lines to a file descriptor. While nobody makes room there, they are lost and counted; nobody waits."""
+    """Lines to a file descriptor, written by a thread: whoever has one to write waits for nobody. Those that come while
+    `room` wait for a reader are lost and counted.
+    """
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor, self._lost = descriptor, 0
-        self._room = select.poll()
-        self._room.register(descriptor, select.POLLOUT)
+    def __init__(self, descriptor: int, room: int = 256) -> None:
+        self._descriptor, self._room, self._lost = descriptor, room, 0
+        self._waiting = SimpleQueue[str | None]()
+        self._thread = Thread(target=self._write_all, name="log", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
 
     def write(self, line: str) -> None:
-        """At most a few hundred bytes: a pipe that has room at all takes so many at once."""
-        try:
-            if not any(event & select.POLLOUT for _, event in self._room.poll(0)):
-                self._lost += 1
-                return
-            lost = f"phaseline: {self._lost} lines of the log were lost: nobody read\n" if self._lost else ""
-            os.write(self._descriptor, f"{lost}{line}\n".encode())
-            self._lost = 0
-        except OSError:  # whoever read has gone
+        """Hand a line over."""
+        if self._waiting.qsize() >= self._room:
             self._lost += 1
+            return
+        self._tell_lost()
+        self._waiting.put(line)
+
+    def close(self) -> None:
+        """Give what waits a moment to be read; nothing is written afterwards."""
+        self._tell_lost()
+        self._waiting.put(None)
+        self._thread.join(_PARTING_S)
+
+    def _tell_lost(self) -> None:
+        if self._lost:
+            self._waiting.put(f"phaseline: {self._lost} lines of the log were lost: nobody read")
+            self._lost = 0
+
+    def _write_all(self) -> None:
+        while (line := self._waiting.get()) is not None:
+            left = f"{line}\n".encode()
+            while left:
+                try:
+                    left = left[os.write(self._descriptor, left) :]
+                except BlockingIOError:  # of a descriptor that another process has told not to wait
+                    select.select((), (self._descriptor,), ())
+                except OSError:  # whoever read has gone
+                    break
 
 
 class RequestLog:

@@ -1,5 +1,6 @@
 """What of the server can be watched: /metrics and /live, fed by the engine's reports."""
 
+import asyncio
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -51,12 +52,16 @@ class Telemetry:
         return lives
 
     def read(self) -> None:
-        """Look at the reports that have come."""
+        """Look at the reports that have come. One that can't be read costs no other, and not whoever asks for it."""
         reports, self._unread = self._unread, []
         for report in reports:
-            seen = self._lives.read(report)
-            self.metrics.add(report, seen)
-            self._feed.add(report, seen)
+            try:
+                seen = self._lives.read(report)
+                self.metrics.add(report, seen)
+                self._feed.add(report, seen)
+            except Exception as error:
+                told = {"message": "a report could not be read: a defect", "exception": error}
+                asyncio.get_running_loop().call_exception_handler(told)
 
     async def _serve_metrics(self, _: Request) -> Response:
         self.read()
