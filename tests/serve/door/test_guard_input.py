@@ -6,10 +6,14 @@ import socket
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from phaseline.engine.engine import Engine
+from phaseline.serve.config import ServeConfig
+from phaseline.serve.door.app import create_app
 from phaseline.serve.door.guard_input import Guard
 from support.server import LIMIT_S, Server, serving
 
@@ -164,3 +168,54 @@ def test_bodies_under_way_share_a_bound() -> None:
         assert statuses == [503, 200, 200, 200]
 
     asyncio.run(run())
+
+
+def test_a_body_that_is_still_read_when_its_request_is_cancelled_harms_nobody() -> None:
+    """The guard alone: a thread looks at the first body, as a reader does."""
+    views, statuses = list[memoryview](), list[int]()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        body = (await receive())["body"]
+        if not views:
+            views.append(memoryview(body))
+            await asyncio.Event().wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"x" * 40, "more_body": False}
+
+    async def send(message: Any) -> None:
+        statuses.extend([message["status"]] if "status" in message else [])
+
+    async def run() -> None:
+        guard = Guard(app, hosts=None, keys=(), open_paths=(), max_body=50, max_bodies=50)
+        scope = {"type": "http", "path": "/", "headers": [(b"content-length", b"40")]}
+        first = asyncio.create_task(guard(dict(scope), receive, send))
+        await asyncio.sleep(0)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        await guard(dict(scope), receive, send)
+        assert bytes(views[0]) == b"x" * 40 and statuses == [200]
+
+    asyncio.run(run())
+
+
+def test_a_client_who_has_left_before_he_sent_a_body_is_no_defect(engine: Engine) -> None:
+    """The app alone: no socket tells of an end before the request is looked at, but servers may."""
+    client: Any = SimpleNamespace(
+        watch=lambda *_, **__: None, check=lambda: None, facts=SimpleNamespace(context=64, max_running=1)
+    )
+    assert engine.tokenizer
+    app, statuses = create_app(client, ServeConfig("tiny"), engine.tokenizer, "127.0.0.1"), list[int]()
+
+    async def receive() -> Any:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        statuses.extend([message["status"]] if "status" in message else [])
+
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "headers": headers}
+    asyncio.run(app(scope, receive, send))  # type: ignore[arg-type]
+    assert statuses == [400]

@@ -120,7 +120,8 @@ class _Door:
     async def _read(self, decoder: "msgspec.json.Decoder[_Body]", request: Request, call: Callable[[_Body], _T]) -> _T:
         """What `call` makes of the body, decoded and meant for this model."""
         check_json(request.headers)
-        sent, context = (await request.receive())["body"], self._client.facts.context  # all of it: `Guard` has waited
+        message, context = await request.receive(), self._client.facts.context
+        sent = message.get("body", b"")  # all of it, for which `Guard` has waited; nothing of a client who has left
 
         def read() -> _T:
             body = decode(decoder, sent, context)

@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -90,7 +91,8 @@ class Guard:
 
     def _drop(self, body: bytearray) -> None:
         self._held -= len(body)
-        body.clear()
+        with suppress(BufferError):  # a reader's thread still looks at it, though nobody waits for that any more
+            body.clear()
 
     def _too_large(self) -> Problem:
         message = f"the body is larger than {self._max_body} bytes, the most that is read"
