@@ -114,7 +114,7 @@ def test_templates_see_tools_and_arguments_as_objects(parrot: Server) -> None:
     ids = parrot.ask("/tokenize", {"messages": messages, "tools": TOOLS}).json["tokens"]
     text = parrot.ask("/detokenize", {"tokens": ids}).json["prompt"]
     assert text == f"Call with <tool_call>, of {json.dumps(TOOLS)}\nuser: What is it like?assistant: Oslo!"
-    for arguments in ("{", "[]", '"x"', 5):
+    for arguments in ("{", "[]", '"x"', 5, '{"x": NaN}', '{"x": -Infinity}'):
         call["function"] = {"name": "weather", "arguments": arguments}
         answer = parrot.ask("/v1/chat/completions", {"messages": messages})
         assert answer.status == 400 and "arguments" in answer.json["error"]["param"]
