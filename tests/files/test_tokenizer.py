@@ -163,17 +163,17 @@ def test_special_tokens_in_text() -> None:
 
 
 def test_bytes_of_tokens() -> None:
-    """A token in the byte alphabet, one outside it, and one of each kind."""
-    tokens = ["Ċé", "漢字", "<unknown>", "<control>", "<useré>", "<unused>"]
+    """A token in the byte alphabet, two outside it (a space has a stand-in there), and one of each kind."""
+    tokens = ["Ċé", "漢字", "é ", "<unknown>", "<control>", "<useré>", "<unused>"]
     tokenizer = Tokenizer.from_metadata(
         {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": tokens}
-        | {"tokenizer.ggml.token_type": [1, 1, 2, 3, 4, 5], "tokenizer.ggml.merges": []}
+        | {"tokenizer.ggml.token_type": [1, 1, 1, 2, 3, 4, 5], "tokenizer.ggml.merges": []}
     )
-    shown = [b"\n\xe9", "漢字".encode(), b"", b"", "<useré>".encode(), b""]
-    assert [tokenizer.token_bytes(id) for id in range(6)] == shown
-    assert tokenizer.decode(range(6)) == "\n\ufffd漢字<useré>"
-    assert tokenizer.decode(range(2, 6), skip_special=False) == "".join(tokens[2:])
-    assert (tokenizer.vocab_size, tokenizer.bos_id, tokenizer.eos_id, tokenizer.eos_ids) == (6, None, None, frozenset())
+    shown = [b"\n\xe9", "漢字".encode(), "é ".encode(), b"", b"", "<useré>".encode(), b""]
+    assert [tokenizer.token_bytes(id) for id in range(7)] == shown
+    assert tokenizer.decode(range(7)) == "\n\ufffd漢字é <useré>"
+    assert tokenizer.decode(range(3, 7), skip_special=False) == "".join(tokens[3:])
+    assert (tokenizer.vocab_size, tokenizer.bos_id, tokenizer.eos_id, tokenizer.eos_ids) == (7, None, None, frozenset())
 
 
 @pytest.mark.parametrize("id", [-1, 259])

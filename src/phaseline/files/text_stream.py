@@ -38,7 +38,7 @@ class TextStream:
             raise RequestError("a stop string must not be empty")
         self.stopped = False  # a stop string matched: what is before it was given out, nothing more will be
         self._tokenizer, self._stop, self._longest = tokenizer, tuple(stop), max(map(len, stop), default=0)
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._bytes = b""  # of half a character
         self._pending = ""  # decoded and held back: a proper prefix of some stop string
 
     def watch(self, stop: Sequence[str]) -> None:
@@ -47,13 +47,18 @@ class TextStream:
 
     def push(self, token_id: int) -> str:
         """The text that is certain once `token_id` has come; "" after a stop."""
-        return self._advance(self._decoder.decode(self._tokenizer.token_bytes(token_id)), last=False)
+        return self._advance(self._tokenizer.token_bytes(token_id), last=False)
 
     def finish(self) -> str:
         """The rest of the text, now that no token follows."""
-        return self._advance(self._decoder.decode(b"", final=True), last=True)
+        return self._advance(b"", last=True)
 
-    def _advance(self, text: str, *, last: bool) -> str:
+    def _advance(self, data: bytes, *, last: bool) -> str:
+        data = self._bytes + data
+        text, read = codecs.utf_8_decode(data, "replace", last)
+        self._bytes = data[read:]
+        if not self._stop:
+            return text
         if self.stopped:
             return ""
         text = self._pending + text

@@ -22,6 +22,7 @@ class Tokenizer:
 
     def __init__(self, vocabulary: Vocabulary, codec: Codec) -> None:
         self._vocabulary, self._codec = vocabulary, codec
+        self._texts, self._kinds = vocabulary.texts, vocabulary.kinds
         self.vocab_size, self.eos_ids = len(vocabulary.texts), vocabulary.ends()
         self.bos_id, self.eos_id = vocabulary.bos_id, vocabulary.eos_id
         self.chat_template = vocabulary.chat_template
@@ -77,7 +78,7 @@ class Tokenizer:
         ids = list(ids)
         spelt = [self.token_bytes(id, skip_special=skip_special) for id in ids]
         if self._codec.space_prefix:
-            first = next((n for n, id in enumerate(ids) if self._kind(id) in _SPELT_OUT), len(ids))
+            first = next((n for n, id in enumerate(ids) if self._kinds.get(id, Kind.NORMAL) in _SPELT_OUT), len(ids))
             spelt[first : first + 1] = [spelling.removeprefix(b" ") for spelling in spelt[first : first + 1]]
         return b"".join(spelt).decode(errors="replace")
 
@@ -85,14 +86,11 @@ class Tokenizer:
         """What one token adds to the text before it, perhaps part of a character; b"" for control, unknown and unused
         tokens if skipped. RequestError for an id outside the vocabulary.
         """
-        text, kind = self.token_text(id), self._kind(id)
+        text, kind = self.token_text(id), self._kinds.get(id, Kind.NORMAL)
         return b"" if skip_special and kind not in _SPELT_OUT else self._codec.spell(text, kind)
 
     def token_text(self, id: int) -> str:
         """The vocabulary's own spelling of a token; RequestError for an id outside the vocabulary."""
         if not 0 <= id < self.vocab_size:
             raise RequestError(f"token id {id} is outside the vocabulary of {self.vocab_size}")
-        return self._vocabulary.texts[id]
-
-    def _kind(self, id: int) -> Kind:
-        return self._vocabulary.kinds.get(id, Kind.NORMAL)
+        return self._texts[id]

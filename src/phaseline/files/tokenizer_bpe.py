@@ -48,19 +48,24 @@ def bpe_from_metadata(meta: Mapping[str, Any]) -> tuple[Vocabulary, LibraryCodec
 
 def spell_byte_level(text: str, kind: Kind) -> bytes:
     """A normal token is spelt in GPT-2's alphabet of bytes, every other in plain UTF-8."""
-    if kind is not Kind.NORMAL or not _BYTE_OF.keys() >= set(text):
-        return text.encode()
-    return bytes(_BYTE_OF[character] for character in text)
+    if kind is Kind.NORMAL:
+        try:
+            return text.translate(_BYTE_OF).encode("latin-1")
+        except UnicodeEncodeError:  # not all of it is of that alphabet
+            pass
+    return text.encode()
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's stand-ins: a byte that prints in Latin-1 is its own character, the others follow from U+0100 on."""
-    printing = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+def _stand_ins() -> dict[int, int]:
+    """GPT-2's alphabet for `str.translate`: a byte that prints in Latin-1 is its own character, the others follow from
+    U+0100 on. Their own characters stand for nothing, and become one that Latin-1 lacks.
+    """
+    printing = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printing]
-    return {chr(byte): byte for byte in printing} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    return dict.fromkeys(others, 0x100) | {0x100 + i: byte for i, byte in enumerate(others)}
 
 
-_BYTE_OF: Mapping[str, int] = MappingProxyType(_byte_alphabet())
+_BYTE_OF: Mapping[int, int] = MappingProxyType(_stand_ins())
 
 
 def _merges(meta: Mapping[str, Any], ids: Mapping[str, int]) -> list[tuple[str, str]]:

@@ -41,7 +41,7 @@ class LibraryCodec:
         space_prefix: bool = False,
         spelt: Callable[[str], str] = lambda text: text,
     ) -> None:
-        self._marked, self._plain, self._spell, self.space_prefix = marked, plain, spell, space_prefix
+        self._marked, self._plain, self.spell, self.space_prefix = marked, plain, spell, space_prefix
         self._spelt = spelt
 
     def encode(self, text: str, special: bool) -> list[int]:
@@ -50,9 +50,6 @@ class LibraryCodec:
 
     def spelt(self, text: str) -> str:
         return self._spelt(text)
-
-    def spell(self, text: str, kind: Kind) -> bytes:
-        return self._spell(text, kind)
 
 
 def library_encode(encode_batch: Callable[..., list[tokenizers.Encoding]], text: str) -> tokenizers.Encoding:
