@@ -175,9 +175,9 @@ class Plan:
     def seal(self) -> None: ...
     def begin(
         self,
-        tokens: NDArray[np.int32],
-        segments: NDArray[np.int32],
-        wanted: NDArray[np.int32],
+        tokens: Sequence[int],
+        segments: Sequence[tuple[int, int, int, int]],
+        wanted: Sequence[int],
         pages: NDArray[np.int32],
         logits: NDArray[np.float32],
         vocab: int,
@@ -222,13 +222,13 @@ class SamplerState:
 
 def sample(
     samplers: Sequence[SamplerState],
-    logits: NDArray[np.float32],
+    logits: NDArray[Any],
     rows: Sequence[int],
     positions: Sequence[int],
     masks: Sequence[NDArray[np.uint32] | None],
 ) -> list[int]: ...
 def logprobs(
-    logits: NDArray[np.float32], targets: Sequence[int], top: int
+    logits: NDArray[Any], targets: Sequence[int], top: int
 ) -> list[tuple[float, list[tuple[int, float]]]]: ...
 
 class JsonSize:

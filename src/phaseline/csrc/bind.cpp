@@ -1,10 +1,12 @@
 // The only door between Python and the kernels.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <array>
 #include <optional>
 #include <string>
 
@@ -48,26 +50,21 @@ size_t packed_bytes(const std::string& format, size_t rows, int cols) {
 
 // Checks all that the kernels will trust, then starts the step.
 
-void begin(Plan& plan, View<const int32_t, 1> tokens, View<const int32_t, 2> segments, View<const int32_t, 1> wanted,
-           View<const int32_t, 3> pages, View<float, 2> logits, int vocab) {
+void begin(Plan& plan, std::vector<int32_t> tokens, const std::vector<std::array<int32_t, 4>>& segments,
+           std::vector<int32_t> wanted, View<const int32_t, 3> pages, View<float, 2> logits, int vocab) {
     const auto refuse = [](const char* why) { throw nb::value_error(why); };
-    StepData step;
-    step.tokens = tokens.data(), step.rows = int(tokens.shape(0));
-    step.segments = reinterpret_cast<const Segment*>(segments.data()), step.segment_count = int(segments.shape(0));
-    step.wanted = wanted.data(), step.wanted_count = int(wanted.shape(0));
-    step.pages = pages.data(), step.slots = pages.shape(1), step.max_pages = pages.shape(2);
+    StepData step{std::move(tokens), {}, std::move(wanted), pages.data(), pages.shape(1), pages.shape(2)};
     if (pages.shape(0) != plan.groups().size()) refuse("the page table needs one matrix per state group");
-    if (segments.shape(1) != 4) refuse("segments need four columns");
-    if (step.rows > plan.max_rows()) refuse("the step has more rows than the plan was made for");
-    if (step.wanted_count > plan.max_wanted()) refuse("the step wants more rows than the plan was made for");
-    if (logits.shape(0) != size_t(step.wanted_count) || logits.shape(1) != size_t(vocab)) refuse("logits have the wrong shape");
-    for (int i = 0; i < step.rows; i++)
-        if (step.tokens[i] < 0 || step.tokens[i] >= vocab) refuse("a token is outside the vocabulary");
-    for (int i = 0; i < step.wanted_count; i++)
-        if (step.wanted[i] < 0 || step.wanted[i] >= step.rows) refuse("a wanted row is outside the step");
+    if (step.rows() > plan.max_rows()) refuse("the step has more rows than the plan was made for");
+    if (step.wanted_rows() > plan.max_wanted()) refuse("the step wants more rows than the plan was made for");
+    if (logits.shape(0) != step.wanted.size() || logits.shape(1) != size_t(vocab)) refuse("logits have the wrong shape");
+    for (int32_t token : step.tokens)
+        if (token < 0 || token >= vocab) refuse("a token is outside the vocabulary");
+    for (int32_t row : step.wanted)
+        if (row < 0 || row >= step.rows()) refuse("a wanted row is outside the step");
     int next = 0;
-    for (int i = 0; i < step.segment_count; i++) {
-        const Segment& s = step.segments[i];
+    for (const auto& [slot, start, first, rows] : segments) {
+        const Segment s = step.segments.emplace_back(Segment{slot, start, first, rows});
         if (s.first != next || s.rows <= 0 || s.start < 0) refuse("segments must tile the rows in order");
         next += s.rows;
         if (s.slot < 0 || size_t(s.slot) >= step.slots) refuse("a segment's slot is outside the page table");
@@ -86,8 +83,8 @@ void begin(Plan& plan, View<const int32_t, 1> tokens, View<const int32_t, 2> seg
                 if (list[p] < 0 || list[p] >= group.pages) refuse("a segment's page list does not cover it");
         }
     }
-    if (next != step.rows) refuse("segments must tile the rows in order");
-    plan.begin(step, logits.data());
+    if (next != step.rows()) refuse("segments must tile the rows in order");
+    plan.begin(std::move(step), logits.data());
 }
 
 bool run(Plan& plan, int a, int b, bool by_row, bool experts_by_row, std::optional<View<double, 1>> seconds) {

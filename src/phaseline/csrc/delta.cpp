@@ -54,8 +54,8 @@ class DeltaAttend : public Op {
         each(run, r0, r1, [&](int row, int h) { prepare(run, row, h, ready(run, h).row(row - r0)); });
 
         const auto ends = [](const Segment& s, int row) { return s.first + s.rows <= row; };
-        const Segment* segments = run.step.segments;
-        const Segment* last = segments + run.step.segment_count;
+        const Segment* segments = run.step.segments.data();
+        const Segment* last = segments + run.step.segments.size();
         const Segment* first = std::lower_bound(segments, last, r0, ends);
         const long count = std::min(std::lower_bound(first, last, r1, ends) + 1, last) - first;
         const long groups = (memory.strips() + STRIPS - 1) / STRIPS;

@@ -14,7 +14,7 @@ class Embed : public Op {
     void run(const Run& run) override {
         spread_rows(run, run.r0, run.r1, [&](int row) {
             float* out = s_.out->rows.row(row);
-            s_.table->unpack_row(run.step.tokens[row], out);
+            s_.table->unpack_row(run.step.tokens[size_t(row)], out);
             if (s_.scale != 1)
                 for (int i = 0; i < s_.table->cols; i++) out[i] *= s_.scale;
             if (!s_.positions) return;
@@ -32,8 +32,8 @@ class Select : public Op {
   public:
     Select(Value& x, Value& out) : x_(x), out_(out) {}
     void run(const Run& run) override {
-        spread_rows(run, 0, run.step.wanted_count, [&](int i) {
-            memcpy(out_.rows.row(i), x_.in().row(run.step.wanted[i]), x_.rows.stride * sizeof(float));
+        spread_rows(run, 0, run.step.wanted_rows(), [&](int i) {
+            memcpy(out_.rows.row(i), x_.in().row(run.step.wanted[size_t(i)]), x_.rows.stride * sizeof(float));
         });
     }
 
@@ -46,7 +46,7 @@ class Normalise : public Op {
     Normalise(Value& x, Value& out, NormWeights norm, Value* residual)
         : x_(x), out_(out), norm_(std::move(norm)), residual_(residual) {}
     void run(const Run& run) override {
-        const int r0 = x_.wanted ? 0 : run.r0, r1 = x_.wanted ? run.step.wanted_count : run.r1;
+        const int r0 = x_.wanted ? 0 : run.r0, r1 = x_.wanted ? run.step.wanted_rows() : run.r1;
         const int width = int(norm_.weight.size()), groups = int(x_.rows.stride) / width;
         spread_rows(run, r0, r1, [&](int row) {
             const float* residual = residual_ ? residual_->in().row(row) : nullptr;
@@ -79,7 +79,7 @@ class ResidualMix : public Op {
     explicit ResidualMix(MixSpec spec) : s_(std::move(spec)) {}
     void run(const Run& run) override {
         const bool wanted = s_.out->wanted;
-        const int r0 = wanted ? 0 : run.r0, r1 = wanted ? run.step.wanted_count : run.r1;
+        const int r0 = wanted ? 0 : run.r0, r1 = wanted ? run.step.wanted_rows() : run.r1;
         spread_rows(run, r0, r1, [&](int row) {
             RowMix m{{}, int(s_.rows.size()), int(s_.weight.size()), s_.weight.data(), s_.eps};
             for (int i = 0; i < m.count; i++) m.rows[i] = s_.rows[size_t(i)]->in().row(row);
@@ -131,7 +131,7 @@ class Linear : public Op {
     size_t scratch_floats() const override { return size_t(s_.weights[0]->cols); }
 
     void run(const Run& run) override {
-        const int r0 = s_.x->wanted ? 0 : run.r0, r1 = s_.x->wanted ? run.step.wanted_count : run.r1;
+        const int r0 = s_.x->wanted ? 0 : run.r0, r1 = s_.x->wanted ? run.step.wanted_rows() : run.r1;
         const int rows = r1 - r0, tile = run.kernels.tile_rows, tiles = (rows + tile - 1) / tile;
         const Prepared quant{run.prepared - size_t(r0) * quant_bytes_, quant_bytes_, false};
         const Prepared plain{run.prepared + size_t(rows) * quant_bytes_ - size_t(r0) * plain_bytes_, plain_bytes_, true};

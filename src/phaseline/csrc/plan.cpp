@@ -69,19 +69,18 @@ void Plan::seal() {
     angles_.resize(angle_stride_ * size_t(max_rows_));
 }
 
-void Plan::begin(const StepData& step, float* logits) {
-    step_ = step;
+void Plan::begin(StepData step, float* logits) {
+    step_ = std::move(step);
     output_->rows.data = logits;
     for (const auto& op : ops_) op->begin();
     row_segments_.clear();
-    for (int s = 0; s < step.segment_count; s++)
-        row_segments_.insert(row_segments_.end(), size_t(step.segments[s].rows), step.segments[s]);
+    for (const Segment& s : step_.segments) row_segments_.insert(row_segments_.end(), size_t(s.rows), s);
     const auto fill = [&](long task) {
-        const int end = std::min(step_.rows, int(task + 1) * ANGLE_ROWS);
+        const int end = std::min(step_.rows(), int(task + 1) * ANGLE_ROWS);
         for (int row = int(task) * ANGLE_ROWS; row < end; row++) fill_angles(row);
     };
-    if (step.rows <= ANGLE_ROWS) fill(0);  // not worth waking anyone
-    else team_.run([&](int thread) { team_.spread(thread, (step_.rows + ANGLE_ROWS - 1) / ANGLE_ROWS, fill); });
+    if (step_.rows() <= ANGLE_ROWS) fill(0);  // not worth waking anyone
+    else team_.run([&](int thread) { team_.spread(thread, (step_.rows() + ANGLE_ROWS - 1) / ANGLE_ROWS, fill); });
 }
 
 void Plan::fill_angles(int row) {
@@ -104,7 +103,7 @@ bool Plan::run(int a, int b, bool by_row, bool experts_by_row, const std::functi
     std::atomic<long> stop_at{-1};
     team_.run_on_free_cores([&](int thread) {
         Run run{team_, thread, kernels_, step_, row_segments_, angles_, angle_stride_, prepared_.data(),
-                partials_, scratch_[size_t(thread)].data(), 0, step_.rows, experts_by_row};
+                partials_, scratch_[size_t(thread)].data(), 0, step_.rows(), experts_by_row};
         auto asked = Clock::now();
         long done = 0;
         const auto one = [&](int op) {
@@ -123,12 +122,12 @@ bool Plan::run(int a, int b, bool by_row, bool experts_by_row, const std::functi
             int end = i + 1;
             while (end < b && layers_[size_t(end)] == layers_[size_t(i)]) end++;
             const bool rows_outside = by_row && layers_[size_t(i)] >= 0;
-            for (int row = 0; row < (rows_outside ? step_.rows : 1); row++) {
+            for (int row = 0; row < (rows_outside ? step_.rows() : 1); row++) {
                 if (rows_outside) run.r0 = row, run.r1 = row + 1;
                 for (int op = i; op < end; op++)
                     if (!one(op)) return;
             }
-            run.r0 = 0, run.r1 = step_.rows;
+            run.r0 = 0, run.r1 = step_.rows();
             i = end;
         }
     });

@@ -22,16 +22,15 @@ struct Segment {
     int32_t slot, start, first, rows;
 };
 
-// What one step brings: all arrays belong to the caller and must outlive the step.
+// What one step brings: the page table belongs to the caller and must outlive the step.
 struct StepData {
-    const int32_t* tokens = nullptr;
-    int rows = 0;
-    const Segment* segments = nullptr;
-    int segment_count = 0;
-    const int32_t* wanted = nullptr;
-    int wanted_count = 0;
+    std::vector<int32_t> tokens;
+    std::vector<Segment> segments;
+    std::vector<int32_t> wanted;     // row numbers
     const int32_t* pages = nullptr;  // [groups][slots][max_pages]
     size_t slots = 0, max_pages = 0;
+    int rows() const { return int(tokens.size()); }
+    int wanted_rows() const { return int(wanted.size()); }
     // The pages of a sequence in one state group.
     const int32_t* pages_of(int group, int slot) const { return pages + (size_t(group) * slots + size_t(slot)) * max_pages; }
 };
@@ -125,8 +124,8 @@ class Plan {
     int max_wanted() const { return max_wanted_; }
     const std::vector<Group>& groups() const { return groups_; }
 
-    // Takes a step's arrays; the operations then run over it, all at once or one by one.
-    void begin(const StepData& step, float* logits);
+    // Takes a step; the operations then run over it, all at once or one by one.
+    void begin(StepData step, float* logits);
     // Runs operations a .. b-1 over all rows (by_row false), or layer by layer with one row at a time inside (true).
     // `experts_by_row` does the latter to routed experts alone. `interrupted` is asked every few milliseconds; where it answers true the rest is left out and false returned.
     // `seconds`, if given, gains each operation's time.

@@ -388,10 +388,10 @@ void bind_sample(nb::module_& m) {
            "repetition"_a, "presence"_a, "frequency"_a, "bias"_a, "stops"_a, "min_tokens"_a)
         .def("observe", &SamplerState::observe, "token"_a)
         .def("fork", &SamplerState::fork, "index"_a);
-    m.def("sample", &sample, "samplers"_a, "logits"_a.noconvert(), "rows"_a, "positions"_a, "masks"_a,
+    m.def("sample", &sample, "samplers"_a, "logits"_a, "rows"_a, "positions"_a, "masks"_a,
           "One token for each sampler, from the logits row and for the position named beside it, of those whose bit is "
           "set in its mask.");
-    m.def("logprobs", &logprobs, "logits"_a.noconvert(), "targets"_a, "top"_a,
+    m.def("logprobs", &logprobs, "logits"_a, "targets"_a, "top"_a,
           "For each row: the target's log-probability, and the `top` likeliest tokens with theirs.");
 }
 

@@ -54,8 +54,7 @@ struct Tiles {
 
     // body(segment, first row of the piece, its queries per key head) for each segment's part within r0 .. r1-1.
     template <class F> void each_piece(F body) const {
-        for (int i = 0; i < run.step.segment_count; i++) {
-            const Segment& s = run.step.segments[i];
+        for (const Segment& s : run.step.segments) {
             const int a = std::max(r0, s.first), b = std::min(r1, s.first + s.rows);
             if (a < b) body(s, a, (b - a) * group);
         }

@@ -95,10 +95,12 @@ def sample_batch(
     Several samplers may read one row. Raises PhaselineError if a row holds NaN or +inf, or only -inf, or a grammar
     can't be followed further; then no sampler has counted anything.
     """
-    states = [sampler._state for sampler in samplers]
-    masks = [sampler._constraint.mask() if sampler._constraint else None for sampler in samplers]
+    states, masks = [], []
+    for sampler in samplers:
+        states.append(sampler._state)
+        masks.append(sampler._constraint.mask() if sampler._constraint else None)
     try:
-        tokens = sample(states, _float32(logits), range(len(states)) if rows is None else rows, positions, masks)
+        tokens = sample(states, logits, range(len(states)) if rows is None else rows, positions, masks)
     except LogitsError as error:
         raise PhaselineError(f"no token can be sampled: {error}") from None
     for sampler, token in zip(samplers, tokens, strict=True):
@@ -113,12 +115,7 @@ def prompt_logprobs(logits: NDArray[Any], targets: Sequence[int], top: int) -> l
     Ties among these go to the lower id; tokens at -inf are not among them. Raises PhaselineError as `sample_batch`.
     """
     try:
-        found = logprobs(_float32(logits), targets, top)
+        found = logprobs(logits, targets, top)
     except LogitsError as error:
         raise PhaselineError(f"no log-probability exists: {error}") from None
     return [TokenLogprob(target, own, best) for target, (own, best) in zip(targets, found, strict=True)]
-
-
-def _float32(logits: NDArray[Any]) -> NDArray[np.float32]:
-    """The same array where it is float32 and contiguous already; the reference executor may compute in float64."""
-    return np.ascontiguousarray(logits, np.float32)

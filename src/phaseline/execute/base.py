@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from phaseline.errors import CapacityError
 from phaseline.program.ir import Program
-from phaseline.program.step import Segment, Step, Want
+from phaseline.program.step import Step, Want
 
 
 class Executor(Protocol):
@@ -39,8 +39,8 @@ def page_matrices(program: Program, pages: NDArray[np.int32]) -> NDArray[np.int3
     return np.ascontiguousarray(np.broadcast_to(pages, (len(program.state), *pages.shape)))
 
 
-def step_arrays(step: Step, context: int) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
-    """The step as arrays: tokens (rows,), segments (n, 4) of (slot, start, first row, rows), wanted row numbers.
+def step_lists(step: Step, context: int) -> tuple[list[int], list[tuple[int, int, int, int]], list[int]]:
+    """The step's tokens, its segments as (slot, start, first row, rows), and the numbers of wanted rows.
 
     Raises CapacityError for a position past the model's `context`.
     """
@@ -52,16 +52,9 @@ def step_arrays(step: Step, context: int) -> tuple[NDArray[np.int32], NDArray[np
         if s.start + n > context:
             raise CapacityError(f"position {s.start + n - 1} is past the model's context of {context}")
         segments.append((s.slot, s.start, first, n))
-        wanted.extend(_wanted_rows(s, first, n))
-        tokens.extend(s.tokens)
-    return (
-        np.array(tokens, np.int32),
-        np.array(segments, np.int32).reshape(-1, 4),
-        np.array(wanted, np.int32),
-    )
-
-
-def _wanted_rows(segment: Segment, first: int, n: int) -> range:
-    if segment.want is Want.NONE:
-        return range(0)
-    return range(first, first + n) if segment.want is Want.ALL else range(first + n - 1, first + n)
+        if s.want is Want.ALL:
+            wanted += range(first, first + n)
+        elif s.want is Want.LAST:
+            wanted.append(first + n - 1)
+        tokens += s.tokens
+    return tokens, segments, wanted

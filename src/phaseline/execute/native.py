@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from phaseline import _native
 from phaseline.errors import CapacityError, PhaselineError, UnsupportedError
 from phaseline.execute.arena import plan_columns
-from phaseline.execute.base import page_counts, page_matrices, step_arrays
+from phaseline.execute.base import page_counts, page_matrices, step_lists
 from phaseline.files.base import ModelFile, TensorInfo
 from phaseline.files.quant import FORMATS
 from phaseline.program.ir import Program, Rows, Value
@@ -176,7 +176,7 @@ class NativeExecutor:
     ) -> NDArray[np.float32]:
         if os.getpid() != self._process:
             raise PhaselineError("a forked process has none of its parent's threads: load the model after forking")
-        tokens, segments, wanted = step_arrays(step, self.program.context)
+        tokens, segments, wanted = step_lists(step, self.program.context)
         if len(tokens) > self.max_rows:
             raise CapacityError(f"a step of {len(tokens)} rows exceeds the {self.max_rows} this executor was made for")
         logits = np.empty((len(wanted), self.program.vocab), np.float32)

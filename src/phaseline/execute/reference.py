@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from phaseline.execute.base import page_counts, page_matrices, step_arrays
+from phaseline.execute.base import page_counts, page_matrices, step_lists
 from phaseline.files.base import ModelFile
 from phaseline.program.ir import Program
 from phaseline.program.ops import Context
@@ -27,15 +27,15 @@ class ReferenceExecutor:
         self._pool = Pool(program.state, page_counts(program, pages), self.page_size, types)
 
     def forward(self, step: Step, pages: NDArray[np.int32]) -> NDArray[Any]:
-        tokens, segments, wanted = step_arrays(step, self.program.context)
+        tokens, segments, wanted = step_lists(step, self.program.context)
         positions = np.concatenate([np.arange(s.start, s.start + len(s.tokens), dtype=np.int32) for s in step.segments])
         ctx = Context(
             values={},
             weights=self._weights,
-            tokens=tokens,
+            tokens=np.array(tokens, np.int32),
             positions=positions,
-            spans=[(int(a), int(b), int(c), int(d)) for a, b, c, d in segments],
-            wanted=wanted,
+            spans=segments,
+            wanted=np.array(wanted, np.int32),
             pages=page_matrices(self.program, pages),
             state=self._pool.groups,
         )
