@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -103,6 +104,8 @@ def test_what_is_cancelled_during_a_step_is_gone_after_it(engine: Engine) -> Non
 
 
 def test_closing_ends_what_is_live_and_refuses_what_comes(engine: Engine) -> None:
+    meddler(engine).before = lambda step: time.sleep(0.001)  # so that it lives when that is seen
+
     async def main() -> Any:
         task = asyncio.create_task(collect(engine, PROMPTS[0], 900))
         await eventually(lambda: bool(engine.scheduler.running))
@@ -234,4 +237,51 @@ def test_a_handler_of_the_callers_own_is_called_once_and_put_back(engine: Engine
     meddler(engine).before = lambda step: signal.raise_signal(signal.SIGINT)
     assert len(engine.generate(PROMPTS[0], sampled(1)).token_ids) == 1
     assert pressed == [signal.SIGINT]
+    assert signal.getsignal(signal.SIGINT) is note
+
+
+@pytest.mark.usefixtures("keyboard")
+def test_between_the_steps_of_a_live_request_ctrl_c_is_the_callers(engine: Engine) -> None:
+    with bystander(engine) as deltas:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        deltas += engine.step()
+    assert_idle(engine)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.usefixtures("keyboard")
+def test_engines_that_work_in_turns_share_the_way_to_the_handler(model: Path) -> None:
+    """Whoever begins or ends first: each press is heard once, and held back by whose books are open."""
+    one, other = make_engine(model), make_engine(model)
+    for turn in range(5):
+        for begins, ends in ((one, other), (other, one)):
+            begins.submit(Request(f"{turn}", [turn + 3], sampled(1)))
+            ends.step()
+    one.submit(Request("pressed", [3], sampled(1)))
+    meddler(one).before = lambda step: signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        one.step()
+    meddler(one).before = lambda step: None
+    drain(one)
+    drain(other)
+    assert_idle(one)
+    assert_idle(other)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.usefixtures("keyboard")
+def test_a_handler_set_in_the_middle_of_a_request_stays(engine: Engine) -> None:
+    pressed: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        pressed.append(number)
+
+    with bystander(engine) as deltas:
+        signal.signal(signal.SIGINT, note)
+        meddler(engine).before = lambda step: signal.raise_signal(signal.SIGINT)
+        deltas += engine.step()
+        meddler(engine).before = lambda step: None
+    assert pressed == [signal.SIGINT]
+    assert_idle(engine)
     assert signal.getsignal(signal.SIGINT) is note

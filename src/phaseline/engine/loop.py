@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
+import msgspec
 from numpy.typing import NDArray
 
 from phaseline.engine.completion import Completion, Sink
@@ -26,8 +27,7 @@ if TYPE_CHECKING:  # llguidance takes longer to import than much that needs no g
     from phaseline.engine.constraint import Constraint, Grammars
 
 
-@dataclass(frozen=True, slots=True)
-class StepRows:
+class StepRows(msgspec.Struct, frozen=True):
     """Whose rows a step had, and how long it took."""
 
     prefill: list[tuple[str, int, int]]  # (request, first position, count) of each chunk
@@ -65,6 +65,7 @@ class EngineLoop:
         self._unclaimed: list[Delta | BaseException] = []  # what `step` will return, of requests that came by `submit`
         self._aborts: deque[str] = deque()
         self._lock = threading.Lock()
+        self._uninterrupted = Uninterrupted(busy=lambda: bool(self._completions))
         self._closed = False
 
     def submit(self, request: Request, sink: Sink | None = None, constraint: "Constraint | None" = None) -> None:
@@ -103,11 +104,12 @@ class EngineLoop:
         self._pump()
         with self._lock:
             items, self._unclaimed = self._unclaimed, []
-            failed = next((item for item in items if isinstance(item, BaseException)), None)
-            if failed:  # what else has come is returned by the next call
-                self._unclaimed = [item for item in items if item is not failed]
+            deltas = [item for item in items if isinstance(item, Delta)]
+            if len(deltas) < len(items):
+                failed = next(item for item in items if isinstance(item, BaseException))
+                self._unclaimed = [item for item in items if item is not failed]  # the next call returns what else came
                 raise failed
-        return [item for item in items if isinstance(item, Delta)]
+        return deltas
 
     def abort(self, request_id: str) -> None:
         """Cancel a request, queued or running; its pages are back at once, or when the step that runs now has ended.
@@ -148,7 +150,7 @@ class EngineLoop:
 
     def close(self) -> None:
         """Give back threads and memory; live requests end with an error."""
-        with self._lock, Uninterrupted():
+        with self._lock, self._uninterrupted:
             if not self._closed:
                 self._closed = True
                 self._fail(PhaselineError("the engine was closed"))
@@ -176,7 +178,7 @@ class EngineLoop:
             )
             for index in range(params.n)
         ]
-        with self._lock, Uninterrupted():
+        with self._lock, self._uninterrupted:
             if self._closed:
                 raise PhaselineError("the engine is closed")
             for sequence, sampler in zip(self.scheduler.add(request), samplers, strict=True):
@@ -188,16 +190,16 @@ class EngineLoop:
 
     def _pump(self) -> None:
         """One step, its deltas handed to their sinks."""
-        with self._lock, Uninterrupted() as block:
+        with self._lock, self._uninterrupted:
             try:
-                self._step(block)
+                self._step()
             except Exception as error:
                 if not self._completions:
                     raise
                 self._fail(error)
         self._settle()
 
-    def _step(self, block: Uninterrupted) -> None:
+    def _step(self) -> None:
         self._apply_aborts()
         self.last_step = None
         began = time.perf_counter()
@@ -207,17 +209,19 @@ class EngineLoop:
         prefill, decode = self._begin(plan, began)
         if plan.copies:
             self.executor.copy_pages(plan.copies)
-        with block.let_in():  # a plan that is not committed has changed nothing
-            logits = self.executor.forward(plan.step, self.scheduler.table.matrix)
-        self._score_prompts(plan, logits)
+        # A plan that is not committed has changed nothing.
+        logits = self._uninterrupted.let_in(self.executor.forward, plan.step, self.scheduler.table.matrix)
+        if plan.reading:
+            self._score_prompts(plan, logits)
         tokens = self._sample(plan, logits)
-        chosen = {s: (t, logits[r]) for s, t, r in zip(plan.sampled, tokens, plan.rows, strict=True)}
+        chosen = dict(zip(plan.sampled, zip(tokens, plan.rows, strict=True), strict=True))
         advanced = self.scheduler.commit(plan, tokens)
-        self._tell_progress(plan)
+        if plan.reading:
+            self._tell_progress(plan)
         for sequence in advanced:
             if sequence in self._completions:  # it is not where another completion of its request has failed
                 try:
-                    self._advance(sequence, chosen.get(sequence))
+                    self._advance(sequence, chosen.get(sequence), logits)
                 except PhaselineError as error:
                     self._fail(error, sequence.request.id)
         seconds = time.perf_counter() - began
@@ -240,7 +244,7 @@ class EngineLoop:
 
     def _tell_progress(self, plan: Plan) -> None:
         """How far the prompts are that the committed step read from, to those who asked."""
-        for sequence in plan.sequences:
+        for sequence, _ in plan.reading:
             completion = self._completions.get(sequence)
             if completion and sequence.request.progress and len(sequence.tokens) <= sequence.prompt_len + 1:
                 completion.sink(completion.progress(time.perf_counter()))
@@ -253,7 +257,7 @@ class EngineLoop:
         """Apply what was cancelled, unless a step is running: whoever runs it comes here next."""
         while self._aborts and self._lock.acquire(blocking=False):
             try:
-                with Uninterrupted():
+                with self._uninterrupted:
                     self._apply_aborts()
             finally:
                 self._lock.release()
@@ -269,8 +273,10 @@ class EngineLoop:
 
     def _sample(self, plan: Plan, logits: NDArray[Any]) -> list[int]:
         """A token for each of `plan.sampled`. Where none can be drawn, that request fails; its token means nothing."""
-        samplers = [self._completions[s].sampler for s in plan.sampled]
-        positions = [len(s.tokens) for s in plan.sampled]
+        samplers, positions = [], []
+        for sequence in plan.sampled:
+            samplers.append(self._completions[sequence].sampler)
+            positions.append(len(sequence.tokens))
         try:
             return sample_batch(samplers, logits, positions, plan.rows)
         except PhaselineError:  # some row is unfit, and nothing was counted: one by one, to find it
@@ -290,14 +296,16 @@ class EngineLoop:
                 completion = self._completions.pop(sequence)
                 completion.sink(completion.end(FinishReason.ABORT))
 
-    def _advance(self, sequence: Sequence, chosen: tuple[int, NDArray[Any]] | None) -> None:
+    def _advance(self, sequence: Sequence, chosen: tuple[int, int] | None, logits: NDArray[Any]) -> None:
+        """Let a token, `chosen` from a row of `logits`, out to whoever waits for it."""
         completion = self._completions[sequence]
         if chosen is None:  # max_tokens is 0
             delta = completion.end(FinishReason.LENGTH)
         else:
             token, row = chosen
             top = sequence.request.params.logprobs
-            delta = completion.advance(token, () if top is None else [completion.sampler.logprob(row, token, top)])
+            scores = () if top is None else [completion.sampler.logprob(logits[row], token, top)]
+            delta = completion.advance(token, scores)
         if delta.finish_reason:
             self.scheduler.finish(sequence)
             del self._completions[sequence]
@@ -305,7 +313,7 @@ class EngineLoop:
 
     def _score_prompts(self, plan: Plan, logits: NDArray[Any]) -> None:
         """Log-probabilities of prompt tokens: the row at position p tells of the token at p + 1."""
-        if not any(sequence.scores_prompt for sequence in plan.sequences):
+        if not any(sequence.scores_prompt for sequence, _ in plan.reading):
             return
         first = 0
         for sequence, segment in zip(plan.sequences, plan.step.segments, strict=True):

@@ -8,8 +8,9 @@ So the first in rank is never set back, and every step advances somebody before 
 from bisect import insort
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from operator import attrgetter
+
+import msgspec
 
 from phaseline.engine.line import Line
 from phaseline.engine.policy import Allowance, ItlBudget, Phase, policy_named
@@ -23,8 +24,7 @@ from phaseline.state.pages import PageTable
 _PATIENCE = 16  # chunks that others may read before a prompt is late
 
 
-@dataclass(slots=True)
-class Plan:
+class Plan(msgspec.Struct):
     """One step and who is behind it.
 
     `copies` must be made, in order, before the step runs, even if the step is then given up. `sequences` are
@@ -33,10 +33,11 @@ class Plan:
     """
 
     step: Step
-    sequences: list[Sequence] = field(default_factory=list)
-    sampled: list[Sequence] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
-    copies: list[tuple[int, int, int]] = field(default_factory=list)  # (group, source, destination)
+    sequences: list[Sequence]
+    copies: list[tuple[int, int, int]]  # (group, source, destination)
+    reading: list[tuple[Sequence, Segment]] = []  # whose prompts are read, and what of them
+    sampled: list[Sequence] = []
+    rows: list[int] = []
 
 
 class Scheduler:
@@ -123,20 +124,25 @@ class Scheduler:
         counts: dict[Sequence, int] = {}  # rows of each sequence in the step, in order
         self._admitting = True
         for phase in self._policy.order:
-            for sequence, count in self._decodes(counts) if phase is Phase.DECODE else self._chunks(counts):
-                counts[sequence] = count
+            if phase is Phase.DECODE:
+                self._decodes(counts)
+            else:
+                self._chunks(counts)
             if counts and not self._policy.mixed:
                 break
-        segments = _segments(counts)
-        plan = Plan(Step(segments), list(counts), copies=self.table.take_copies())
+        segments = [_segment(sequence, count) for sequence, count in counts.items()]
+        plan = Plan(Step(segments), list(counts), self.table.take_copies())
         wanted = 0
         for sequence, segment in zip(plan.sequences, segments, strict=True):
+            if sequence.prefilling:
+                plan.reading.append((sequence, segment))
             if segment.want is Want.NONE:
                 continue
             wanted += 1 if segment.want is Want.LAST else len(segment.tokens)
             if segment.start + len(segment.tokens) == len(sequence.tokens) and not sequence.full:
-                plan.sampled += (sequence, *sequence.forks)
-                plan.rows += [wanted - 1] * sequence.seats
+                owners = [sequence, *sequence.forks]
+                plan.sampled += owners
+                plan.rows += [wanted - 1] * len(owners)
         return plan if segments else None
 
     def commit(self, plan: Plan, tokens: Iterable[int]) -> list[Sequence]:
@@ -194,27 +200,31 @@ class Scheduler:
         self.running = [s for s in self.running if s.request.id != request_id]
         return sequences
 
-    def _decodes(self, counts: dict[Sequence, int]) -> Iterator[tuple[Sequence, int]]:
+    def _decodes(self, counts: dict[Sequence, int]) -> None:
         """One row for each sequence past its prefill, by rank, preempting the last when pages run out."""
         for sequence in self.running:  # preemption shortens this list from its end, never before the cursor
             if not sequence.prefilling and self._make_room(sequence, 1, counts):
-                yield sequence, 1
+                counts[sequence] = 1
 
-    def _chunks(self, counts: dict[Sequence, int]) -> Iterator[tuple[Sequence, int]]:
+    def _chunks(self, counts: dict[Sequence, int]) -> None:
         """Prefill chunks in reading order, until what may join the step's decode rows is spent."""
+        if len(counts) == len(self.running) and not self.waiting:  # all decode, and nobody comes
+            return
         allowance: Allowance | None = None
         for sequence in self._prefills():
             allowance = allowance or self._allowance(counts)
             count = allowance.take(self._wanted(sequence), sequence.computed, sequence.scores_prompt)
             if count and self._make_room(sequence, count, counts):
-                yield sequence, count
+                counts[sequence] = count
             if not allowance.rows:
                 return
 
     def _allowance(self, decodes: dict[Sequence, int]) -> Allowance:
         """What may join these rows."""
         budget = self.itl_budget
-        return budget.allowance(Step(_segments(decodes)), self.chunk) if budget else Allowance(self.chunk)
+        if not budget:
+            return Allowance(self.chunk)
+        return budget.allowance(Step([_segment(sequence, count) for sequence, count in decodes.items()]), self.chunk)
 
     def _wanted(self, sequence: Sequence) -> int:
         """Tokens that its next chunk may have: all that are left, but none beyond where a snapshot should be kept."""
@@ -315,10 +325,6 @@ class Scheduler:
         if sequence.slot is not None:
             self.table.close(sequence.slot)
         sequence.slot, sequence.computed, sequence.prefill = None, 0, 0
-
-
-def _segments(counts: dict[Sequence, int]) -> list[Segment]:
-    return [_segment(sequence, count) for sequence, count in counts.items()]
 
 
 def _segment(sequence: Sequence, count: int) -> Segment:

@@ -5,8 +5,9 @@ segment of one. Rows of all segments are concatenated in order, without padding.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
+
+import msgspec
 
 
 class Want(Enum):
@@ -17,8 +18,7 @@ class Want(Enum):
     ALL = "all"  # perplexity, prompt log-probabilities
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(msgspec.Struct, frozen=True):
     """`tokens` enter sequence `slot` at positions start .. start + len(tokens) - 1.
 
     `slot` is a row of the page table, whose pages must already cover those positions.
@@ -37,8 +37,7 @@ class Segment:
         return 0 if self.want is Want.NONE else len(self.tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(msgspec.Struct, frozen=True):
     """Segments run together. A slot appears at most once."""
 
     segments: Sequence[Segment]

@@ -33,11 +33,13 @@ def _link(parent: bytes, tokens: Sequence[int]) -> bytes:
 
 @dataclass(slots=True)
 class _Row:
-    """One open sequence. `tail` holds the tokens stored in its last, partly filled page."""
+    """One open sequence. `tail` holds the tokens stored in its last, partly filled page. Its pages for positions up
+    to `room` are its own to write, and none is to be let go of before."""
 
     digest: bytes
     stored: int = 0
     tail: list[int] = field(default_factory=list)
+    room: int = 0
 
 
 class PageTable:
@@ -74,6 +76,7 @@ class PageTable:
             else PageLists(spec, count, page_size, matrix[:, :max_pages], self._lost)
             for spec, count, matrix in zip(state, counts, self.matrix, strict=True)
         ]
+        self._all_kept = all(group.keeps_all for group in self._groups)  # no step changes a list before it needs a page
         # Positions at whose multiples steps should end, so that recurrent groups can keep a snapshot there.
         self.stride = math.lcm(*(spec.every for spec in recurrent)) if recurrent else None
         if any(spec.every % page_size for spec in recurrent):
@@ -140,6 +143,8 @@ class PageTable:
         False, with no page taken, when too few are obtainable. Raises CapacityError beyond `max_pages`.
         """
         row = self._rows[slot]
+        if max(length, ahead) <= row.room:
+            return True
         wanted = -(-max(length, ahead) // self.page_size)
         if wanted > self._max_pages:
             raise CapacityError(
@@ -154,6 +159,8 @@ class PageTable:
                 return False
         for g, (group, end) in enumerate(zip(self._groups, ends, strict=True)):
             self._copies += [(g, *pair) for pair in group.grow(slot, row.stored, end)]
+        if self._all_kept:
+            row.room = wanted * self.page_size
         return True
 
     def take_copies(self) -> list[tuple[int, int, int]]:
@@ -166,6 +173,8 @@ class PageTable:
         row = self._rows[slot]
         row.stored += len(tokens)
         row.tail += tokens
+        if len(row.tail) < self.page_size and self.stride is None:
+            return
         full = len(row.tail) - len(row.tail) % self.page_size
         digests = []
         for start in range(0, full, self.page_size):
@@ -178,6 +187,7 @@ class PageTable:
     def fork(self, slot: int) -> int:
         """Open a second sequence that shares every page holding stored tokens; CapacityError when no slot is free."""
         row = self._rows[slot]
+        row.room = 0
         child = self._seat(_Row(row.digest, row.stored, row.tail.copy()))
         for group in self._groups:
             group.fork(slot, child, row.stored)
