@@ -47,8 +47,8 @@ def logged(server: Server) -> list[dict[str, str]]:
 def test_what_a_line_says(logging: Server) -> None:
     one = {"prompt": "quokka " * 30, "max_tokens": 5, "temperature": 0, "ignore_eos": True}
     whole = [ask(logging, COMPLETIONS, one).json for _ in range(2)]
-    many = {"prompt": ["quokka", "quokka!"], "max_tokens": 3, "n": 2, "ignore_eos": True}
-    ask(logging, COMPLETIONS, one | many)
+    many = {"prompt": ["quokka " * 30, "quokka " * 30 + "!"], "max_tokens": 200, "n": 2, "ignore_eos": True}
+    all_of_them = ask(logging, COMPLETIONS, one | many).json["usage"]
     chat = {"messages": [{"role": "user", "content": "quokka"}], "max_tokens": 1, "stream": True}
     stream = ask(logging, CHAT, chat).events
     assert ask(logging, COMPLETIONS, {"prompt": "quokka", "n": 0}).status == 400
@@ -63,7 +63,9 @@ def test_what_a_line_says(logging: Server) -> None:
     assert 0 < float(first["ttft"]) < float(first["total"]) and 0 < float(first["tpot"]) < float(first["total"])
     assert first["reason"] == "length"
     assert int(again["cached"]) == whole[1]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
-    assert both["output"] == "12"
+    assert int(both["prompt"]) == all_of_them["prompt_tokens"] and both["output"] == "800"
+    assert int(both["cached"]) == all_of_them["prompt_tokens_details"]["cached_tokens"] > int(again["cached"])
+    assert 0 < 199 * float(both["tpot"]) < float(both["total"])  # of a mean, not a sum
     assert streamed["id"] == stream[0]["id"] and streamed["route"] == CHAT
     assert streamed["tpot"] == "-" and streamed["output"] == "1"
     told = [(line["id"], line["route"], line["status"], line["reason"]) for line in others]
@@ -110,19 +112,29 @@ def test_a_log_that_is_full_is_waited_for_by_its_thread_alone(kind: str) -> None
     done = threading.Event()
 
     def write() -> None:
-        for n in range(6):
+        for n in range(1, 6):
             lines.write(f"{n} {more}")
         done.set()
 
+    lines.write(f"0 {more}")
+    assert os.read(end, 1) == b"0"  # the thread has begun, and can't end
     threading.Thread(target=write, daemon=True).start()
     assert done.wait(20)
     with os.fdopen(end) as reader:
-        found = [line.partition(" ")[0] for line in (reader.readline() for _ in range(3))]
+        found = [reader.readline().partition(" ")[0] for _ in range(4)]
         lines.write("after")
-        while found[-1] != "after":
-            found.append(reader.readline().partition(" ")[0].strip())
-    assert found == [*map(str, range(len(found) - 2)), "phaseline:", "after"] and 3 <= len(found) - 2 <= 4
+        lines.write("last")
+        found += [reader.readline().rstrip("\n") for _ in range(3)]
+    assert found == ["", "1", "2", "3", "phaseline: 2 lines of the log were lost: nobody read", "after", "last"]
     os.close(start)
+
+
+def test_a_log_that_nobody_reads_does_not_keep_the_server(logging: Server) -> None:
+    assert logging.process.stderr
+    fcntl.fcntl(logging.process.stderr.fileno(), fcntl.F_SETPIPE_SZ, 4096)
+    for _ in range(60):  # more than the pipe holds
+        ask(logging, COMPLETIONS, {"prompt": "quokka", "n": 0})
+    assert logging.stop() == 0
 
 
 def test_a_reader_who_has_gone_harms_nobody() -> None:
