@@ -132,7 +132,7 @@ def test_a_log_that_is_full_is_waited_for_by_its_thread_alone(kind: str) -> None
 def test_a_log_that_nobody_reads_does_not_keep_the_server(logging: Server) -> None:
     assert logging.process.stderr
     fcntl.fcntl(logging.process.stderr.fileno(), fcntl.F_SETPIPE_SZ, 4096)
-    for _ in range(60):  # more than the pipe holds
+    for _ in range(200):  # more than the pipe holds
         ask(logging, COMPLETIONS, {"prompt": "quokka", "n": 0})
     assert logging.stop() == 0
 
