@@ -121,7 +121,7 @@ void attend_tiles(const Tiles& tiles, int dim, int padded_dim, float* scratch, K
     // Few tiles: the splits of a context are spread too, a wave of them at a time, and merged in the same order afterwards.
     // Held of each tile and head are a total, and what the splits of a wave add to it.
     const long at_once = together(splits), tasks = groups(at_once) * heads;
-    const long wave = std::clamp(WAVE * run.team.size() / tasks, 1L, splits);
+    const long wave = std::clamp(WAVE * run.team.size() / std::max(1L, tasks), 1L, splits);  // an empty step has no task
     const auto part = [&](long unit, long nth) -> Partial& {
         return run.partials[unit * (wave + 1) + (nth ? 1 + nth % wave : 0)];
     };
