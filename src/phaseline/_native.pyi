@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -253,3 +253,7 @@ class JsonSize:
 
 def measure_json(text: bytes | bytearray) -> JsonSize: ...
 def long_json_members(text: bytes | bytearray, least: int) -> list[tuple[bytes, list[int], int]]: ...
+
+class PlainEvents:
+    def __init__(self, kind: str, report: Sequence[str], delta: Sequence[str]) -> None: ...
+    def of(self, frame: bytes, streams: Mapping[str, Any]) -> list[tuple[Any, bytes]] | None: ...

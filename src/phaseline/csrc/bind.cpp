@@ -11,6 +11,7 @@
 #include <string>
 
 #include "ceilings.h"
+#include "events.h"
 #include "json.h"
 #include "ops.h"
 #include "sample.h"
@@ -291,6 +292,7 @@ NB_MODULE(_native, m) {
         }, "op"_a, "Of the last step: different experts touched, and how often one's weights were read.");
 
     bind_ceilings(m);
+    bind_events(m);
     bind_json(m);
     bind_sample(m);
 }

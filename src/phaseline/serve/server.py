@@ -12,7 +12,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from ipaddress import ip_address
 
 import uvicorn
@@ -79,7 +79,7 @@ class _Server:
         keeping.cancel()
         if not failed:
             await self._drain()
-        door.should_exit = True
+        door.end()
         await serving
         stopping.cancel()
         if failed:
@@ -120,6 +120,7 @@ class _Door(uvicorn.Server):
     """uvicorn on a socket that is bound already, its signals handled here."""
 
     def __init__(self, client: EngineClient, config: ServeConfig, tokenizer: Tokenizer, address: str) -> None:
+        self._ending = asyncio.Event()
         super().__init__(
             uvicorn.Config(
                 create_app(client, config, tokenizer, address),
@@ -138,6 +139,17 @@ class _Door(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    def end(self) -> None:
+        """Stop serving, soon."""
+        self.should_exit = True
+        self._ending.set()
+
+    async def main_loop(self) -> None:
+        """What uvicorn does ten times a second, as often as is of use: once, for the date."""
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), 1)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

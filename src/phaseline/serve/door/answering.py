@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from phaseline.engine.types import Delta, Progress
 from phaseline.errors import PhaselineError
+from phaseline.serve.door.answers import Growing
 from phaseline.serve.door.asked import Asked
 from phaseline.serve.door.envelope import DONE, Tally, beside, event, progress_of
 from phaseline.serve.door.event_stream import EventStream
@@ -19,7 +20,7 @@ from phaseline.serve.door.objects import Answer
 from phaseline.serve.door.problems import problem
 from phaseline.serve.door.taking import Later, Taking
 from phaseline.serve.process.engine_client import EngineClient
-from phaseline.serve.process.stream import Stream
+from phaseline.serve.process.stream import Stream, Way
 
 
 class Answering:
@@ -51,7 +52,6 @@ class Answering:
 
             def take(number: int, item: Delta | Progress) -> None:
                 if isinstance(item, Delta):
-                    tally.add(item)
                     deltas[number * asked.n + item.index].append(item)
 
             await Taking(streams, take).run()
@@ -86,7 +86,11 @@ class Answering:
                         if isinstance(item, Delta) and item.prompt_logprobs:
                             return partial(take_long, number, item)
                         data = spelling.of(number, item)
-                        return events.write(data) if data else None
+                        if not data:
+                            return None
+                        if isinstance(item, Delta) and (around := spelling.around(number, item)):
+                            streams[number].ways[item.index] = Way(taking, *around)
+                        return events.write(data)
 
                     async def take_long(number: int, item: Delta) -> None:
                         """One whose spelling would hold up others: it tells of thousands of tokens at once."""
@@ -94,7 +98,8 @@ class Answering:
                         if later := events.write(data):
                             await later()
 
-                    await Taking(streams, take).run()
+                    taking = Taking(streams, take, events.write_now)
+                    await taking.run()
             except PhaselineError as error:
                 if not events.begun:
                     raise
@@ -118,6 +123,7 @@ class _Spelling:
         self._asked, self._envelope, self._tally = asked, asked.envelope, tally
         self._choices, self._n = asked.choices, asked.n
         self._open_ends = len(asked.choices)
+        self._settled = set[Growing]()  # choices
         self._beside = beside(usage=None) if asked.usage else b""
         ids = asked.chat and asked.prompt_ids
         self._once = beside(prompt_token_ids=asked.requests[0].prompt) if ids else b""  # in the first chunk
@@ -127,7 +133,6 @@ class _Spelling:
         if isinstance(item, Progress):
             told = self._beside + beside(prompt_progress=progress_of(item))
             return self._envelope.chunk(self._choices[number * self._n].nothing(), told)
-        self._tally.add(item)
         if self._asked.running_usage:
             self._beside = beside(usage=self._tally.usage())
         piece = self._choices[number * self._n + item.index].piece(item)
@@ -140,12 +145,27 @@ class _Spelling:
         told, self._once = self._beside + self._once, b""
         return self._envelope.chunk(piece, told)
 
+    def around(self, number: int, item: Delta) -> tuple[bytes, bytes] | None:
+        """What stands before and after the text in each event that follows that of `item`, but the last; None where
+        they differ in more than the text, and once it was told."""
+        choice = self._choices[number * self._n + item.index]
+        if choice in self._settled or self._asked.running_usage or not choice.plain:
+            return None
+        self._settled.add(choice)
+        piece = choice.piece(Delta(item.request_id, item.index, (), _MARK))
+        head, _, tail = self._envelope.chunk(piece, self._beside).partition(_SPELT)
+        return head, tail
+
     def _end(self, piece: Struct | None) -> bytes:
         usage, timings = self._tally.usage(), self._tally.timings()
         if not self._asked.usage:
             return self._envelope.chunk(piece, self._once + beside(timings=timings)) + DONE
         last = self._envelope.chunk(piece, self._beside + self._once)
         return last + self._envelope.chunk(None, beside(usage=usage, timings=timings)) + DONE
+
+
+_MARK = "\0"  # which no name of a model has
+_SPELT = msgspec.json.encode(_MARK)
 
 
 async def _left(receive: Receive) -> None:

@@ -39,6 +39,10 @@ class Growing(Protocol):
     def nothing(self) -> Struct:
         """A piece that says nothing, for a chunk that says something beside it."""
 
+    @property
+    def plain(self) -> bool:
+        """Whether all further pieces but the last are a delta's text, as it is, in one and the same shape."""
+
 
 class TextGrowing:
     """A choice of `/v1/completions`. `echo`: the prompt's text, to come before it; `ids`: with token ids."""
@@ -67,6 +71,10 @@ class TextGrowing:
             choice.token_ids = list(delta.token_ids)
             choice.prompt_token_ids = self._prompt if first else UNSET
         return choice if choice.text or choice.finish_reason or self._scored or self._ids else None
+
+    @property
+    def plain(self) -> bool:
+        return not (self._first or self._scored or self._ids)
 
     def nothing(self) -> TextChoice:
         return TextChoice(self._index, "")
@@ -99,7 +107,7 @@ class ChatGrowing:
         ids: bool,
     ) -> None:
         self._tokenizer, self._index, self._scored, self._ids = tokenizer, index, scored, ids
-        self._stream = ToolCallStream(format)
+        self._format, self._stream = format, ToolCallStream(format)
         self._most = 1 << 20 if parallel else 1
         self._calls = 0
         self._first = True
@@ -128,6 +136,10 @@ class ChatGrowing:
         if self._ids:
             choice.token_ids = list(delta.token_ids)
         return choice
+
+    @property
+    def plain(self) -> bool:
+        return not (self._first or self._scored or self._ids or self._format)
 
     def nothing(self) -> ChatChunkChoice:
         return ChatChunkChoice(self._index, ChatDelta())

@@ -57,11 +57,12 @@ class Connection(HttpToolsProtocol):
             app = _unchunked(cycle, app)
         super()._start_asgi_task(cycle, app)
 
-    def write_chunk(self, data: bytes) -> None:
+    def write_chunk(self, data: bytes) -> bool:
         """Send some of the body of the answer under way, whose head is sent, as ASGI's `send` would. Nothing if the
-        client has left."""
+        client has left. Whether more may follow at once."""
         if self._answered and not self._answered.disconnected:
             self.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._answered.chunked_encoding else data)
+        return not self.flow.write_paused
 
     def on_message_begin(self) -> None:
         super().on_message_begin()

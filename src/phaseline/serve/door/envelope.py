@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct
 
-from phaseline.engine.types import Delta, Progress
+from phaseline.engine.types import Progress
 from phaseline.serve.door.objects import PromptProgress, PromptTokensDetails, Timings, Usage
 from phaseline.serve.process.stream import Stream
 
@@ -40,22 +40,23 @@ class Tally:
     def __init__(self, streams: Sequence[Stream]) -> None:
         self._streams = streams
         self._prompt = sum(len(stream.request.prompt) for stream in streams)
-        self._cached: dict[str, int] = {}
-        self._generated = 0
-
-    def add(self, delta: Delta) -> None:
-        """Count what has come."""
-        self._generated += len(delta.token_ids)
-        self._cached.setdefault(delta.request_id, delta.cached_tokens)  # later ones count what a preemption left, too
 
     def usage(self) -> Usage:
         """As OpenAI states it: each prompt counts once, whatever n."""
-        cached = PromptTokensDetails(sum(self._cached.values()))
-        return Usage(self._prompt, self._generated, self._prompt + self._generated, cached)
+        generated = self._generated
+        return Usage(self._prompt, generated, self._prompt + generated, PromptTokensDetails(self._cached))
+
+    @property
+    def _generated(self) -> int:
+        return sum(stream.tokens for stream in self._streams)
+
+    @property
+    def _cached(self) -> int:
+        return sum(stream.cached or 0 for stream in self._streams)
 
     def timings(self) -> Timings:
         """From the first step that read a prompt to the first token, and from there to the last."""
-        cached = sum(self._cached.values())
+        cached, generated = self._cached, self._generated
         read = self._prompt - cached
         now = time.monotonic_ns()  # where no token was asked for
         first = min(stream.first_ns or now for stream in self._streams)
@@ -68,10 +69,10 @@ class Tally:
             reading,
             _ratio(reading, read),
             _ratio(read * 1e3, reading),
-            self._generated,
+            generated,
             generating,
-            _ratio(generating, self._generated),
-            _ratio(self._generated * 1e3, generating),
+            _ratio(generating, generated),
+            _ratio(generated * 1e3, generating),
         )
 
 

@@ -25,7 +25,7 @@ class EventStream:
 
     def __init__(self, send: Send, connection: Connection, patience: float, give_up: Callable[[], object]) -> None:
         self.begun = False
-        self._send, self._write_chunk, self._flow = send, connection.write_chunk, connection.flow
+        self._send, self.write_now, self._flow = send, connection.write_chunk, connection.flow
         self._patience, self._give_up = patience, give_up
         self._loop = asyncio.get_running_loop()
         self._waits_since: float | None = None
@@ -35,7 +35,7 @@ class EventStream:
         """Send one event or several: at once, or where that can't be by what is returned, and nothing else before."""
         if self._flow.write_paused or not self.begun:
             return partial(self._write_later, data)
-        self._write_chunk(data)
+        self.write_now(data)
         return None
 
     async def end(self) -> None:
@@ -51,7 +51,7 @@ class EventStream:
             self.begun = True
             await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
         await self._waiting(self._flow.drain())
-        self._write_chunk(data)
+        self.write_now(data)
 
     async def _waiting(self, sent: Awaitable[None]) -> None:
         self._waits_since = self._loop.time()

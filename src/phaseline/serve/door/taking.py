@@ -15,10 +15,13 @@ Take = Callable[[int, Delta | Progress], Later | None]
 class Taking:
     """Calls `take` with all that comes, and the number of its stream: at once, within the engine's report. Only
     what that leaves for later is done by the task that runs this; what comes meanwhile waits in the streams.
+
+    Events that come spelt, by a stream's `ways`, are given to `write`, which says whether more may follow.
     """
 
-    def __init__(self, streams: Sequence[Stream], take: Take) -> None:
-        self._streams, self._take = streams, take
+    def __init__(self, streams: Sequence[Stream], take: Take, write: Callable[[bytes], bool] | None = None) -> None:
+        self.open = False
+        self._streams, self._take, self._write = streams, take, write
         self._turn: asyncio.Future[Later | None]  # what the task is to do next; None: nothing is left
 
     async def run(self) -> None:
@@ -38,7 +41,19 @@ class Taking:
         finally:
             for stream in self._streams:
                 stream.bell = nothing
+                stream.ways.clear()
+            self.open = False
             del self._turn  # whose error would keep all of this in memory
+
+    def pass_on(self, event: bytes) -> None:
+        """Write an event; only while `open`."""
+        assert self._write
+        try:
+            self.open = self._write(event)
+        except Exception as error:  # as in `_ring`
+            self.open = False
+            if not self._turn.done():
+                self._turn.set_exception(error)
 
     def _ring(self, number: int, stream: Stream) -> None:
         if self._turn.done():
@@ -54,3 +69,5 @@ class Taking:
             self._turn.set_exception(error.with_traceback(None))  # which holds the callers, who hold the error
         except Exception as error:  # the task's matter, not that of the engine's report
             self._turn.set_exception(error)
+        finally:
+            self.open = not self._turn.done()

@@ -53,6 +53,7 @@ class Telemetry:
 
     def read(self) -> None:
         """Look at the reports that have come. One that can't be read costs no other, and not whoever asks for it."""
+        self._client.catch_up()
         reports, self._unread = self._unread, []
         for report in reports:
             try:

@@ -10,13 +10,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 
-from phaseline.engine.types import Request
+from phaseline._native import PlainEvents
+from phaseline.engine.types import Delta, Request
 from phaseline.engine.validate import check_id, validate
 from phaseline.errors import PhaselineError
 from phaseline.serve.config import ServeConfig
 from phaseline.serve.errors import EngineDied, ProtocolError, TimedOut, Unavailable
 from phaseline.serve.process.admission import Admission
 from phaseline.serve.process.messages import (
+    HEAD,
     Abort,
     Close,
     Command,
@@ -35,6 +37,7 @@ from phaseline.serve.process.messages import (
 from phaseline.serve.process.stream import Stream
 
 _CLOSING_S = 5.0  # what a process has to end by itself
+_MOST = 32  # reports that are unread: beside a step whose weights have filled the caches, one costs as much as several
 
 
 class State(Enum):
@@ -65,6 +68,7 @@ class EngineClient:
         self._facts: EngineFacts | None = None
         self._streams: dict[str, Stream] = {}
         self._watchers: tuple[_Watcher, ...] = ()
+        self._unread: list[bytes] = []  # frames whose texts have been passed on
         self._process: subprocess.Popen[bytes] | None = None
         self._transport: asyncio.WriteTransport | None = None
         self._fatal: Fatal | None = None
@@ -139,7 +143,8 @@ class EngineClient:
         lost: Callable[[], object] = lambda: None,
     ) -> Callable[[], None]:
         """Call back with every report from now on, until the returned function is called; and, where asked for, with
-        every request that is handed over, and when the engine's process is gone."""
+        every request that is handed over, and when the engine's process is gone. Reports that bring nothing but text
+        may come some at a time, and with `catch_up`."""
         watcher = _Watcher(callback, submitted, lost)
         self._watchers += (watcher,)
 
@@ -147,6 +152,20 @@ class EngineClient:
             self._watchers = tuple(other for other in self._watchers if other is not watcher)
 
         return unwatch
+
+    def catch_up(self) -> None:
+        """Take in the reports whose texts have been passed on."""
+        frames, self._unread = self._unread, []
+        try:
+            for frame in frames:
+                report = read_report(frame[HEAD:])
+                assert isinstance(report, StepReport)
+                for delta in report.deltas:
+                    if stream := self._streams.get(delta.request_id):
+                        stream.passed(delta, report.t_ns)
+                self._report(report)
+        except ProtocolError as error:
+            self._distrust(error)
 
     def drain(self) -> None:
         """Take no further request."""
@@ -173,6 +192,7 @@ class EngineClient:
         while not self._gone.is_set():
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._gone.wait(), self.config.step_timeout / 4)
+            self.catch_up()
             if self._settled.is_set() and time.monotonic_ns() - self._heard_ns > 1e9 * self.config.step_timeout:
                 self.kill()
         code = await asyncio.to_thread(self._process.wait)
@@ -208,11 +228,26 @@ class EngineClient:
         if self._transport and not self._transport.is_closing():
             self._transport.write(command)
 
+    def _pass_on(self, frame: bytes) -> bool:
+        """Pass on what a frame brings if that is text alone, for whose events there are ways; whether it was.
+
+        Between two steps of a model nothing of this is in a cache: what counts is how little is touched.
+        """
+        events = _plain.of(frame, self._streams)
+        if events is None:
+            return False
+        for taker, event in events:
+            taker.pass_on(event)
+        self._unread.append(frame)
+        if len(self._unread) >= _MOST:
+            self.catch_up()
+        return True
+
     def _take(self, report: Report) -> None:
-        """Between two steps of a model nothing of this is in a cache: what counts is how little is touched."""
+        if self._unread:
+            self.catch_up()
         if not isinstance(report, StepReport):
             return self._take_news(report)
-        self._heard_ns = report.t_ns
         if report.prefill:
             self.admission.observe(report)
             for request_id, _, _ in report.prefill:
@@ -228,6 +263,10 @@ class EngineClient:
             if stream := self._streams.get(failed.request_id):
                 stream.fail(failed.error())
                 self._forget(stream)
+        self._report(report)
+
+    def _report(self, report: StepReport) -> None:
+        self._heard_ns = report.t_ns
         for watcher in self._watchers:
             self._tell(watcher.reported, report)
 
@@ -268,9 +307,14 @@ class EngineClient:
         stream.fail(TimedOut(f"the request was not done within {self.config.request_timeout:g} seconds"))
         self._leave(stream)
 
+    def _distrust(self, error: ProtocolError) -> None:
+        print(f"phaseline: {error}", file=sys.stderr)
+        self.kill()
+
     def _lost(self) -> None:
         """The process is gone, or about to go."""
         self.kill()
+        self.catch_up()
         self.state, self._transport = State.DEAD, None
         self.fail_all(EngineDied("the engine's process ended while it served this request"))
         for watcher in self._watchers:
@@ -287,17 +331,19 @@ class _Link(asyncio.Protocol):
         self._reader = FrameReader()
 
     def data_received(self, data: bytes) -> None:
+        if not self._reader.begun and self._client._pass_on(data):
+            return
         try:
             for payload in self._reader.feed(data):
                 self._client._take(read_report(payload))
         except ProtocolError as error:
-            print(f"phaseline: {error}", file=sys.stderr)
-            self._client.kill()
+            self._client._distrust(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._client._lost()
 
 
+_plain = PlainEvents(StepReport.__name__, StepReport.__struct_fields__, Delta.__struct_fields__)
 _WHY = {
     State.LOADING: "the model is being loaded: try again in a while",
     State.DRAINING: "the server is about to stop and takes no further requests",

@@ -11,6 +11,7 @@ from phaseline.engine.types import Delta, Progress, Request
 from phaseline.errors import CapacityError, FileFormatError, PhaselineError, RequestError, UnsupportedError
 from phaseline.serve.errors import ProtocolError
 
+HEAD = 4  # bytes of a frame that tell the length of its payload
 MAX_FRAME = 64 << 20  # bytes: a prompt of ten million tokens, or the log-probabilities of some thousands
 
 
@@ -191,11 +192,11 @@ class FrameReader:
     """Cuts a stream of bytes into frames' payloads, as far as it has come. It holds at most one frame and one piece."""
 
     def __init__(self) -> None:
-        self._begun = bytearray()  # of the frame that has not wholly come
+        self.begun = bytearray()  # of the frame that has not wholly come
 
     def feed(self, data: bytes) -> list[bytes]:
         """The payloads that `data` completes. ProtocolError at a length that no frame has."""
-        begun = self._begun
+        begun = self.begun
         if begun:
             begun += data
         came = begun or data

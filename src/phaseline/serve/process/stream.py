@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Self
+from typing import NamedTuple, Protocol, Self
 
 from phaseline.engine.types import Delta, Progress, Request
 from phaseline.serve.errors import NotRead
@@ -12,6 +12,23 @@ from phaseline.serve.errors import NotRead
 
 def nothing() -> None:
     """The bell of a stream that nobody listens to."""
+
+
+class Taker(Protocol):
+    """Whoever takes what comes of streams."""
+
+    open: bool  # nothing that came waits, nor would an event
+
+    def pass_on(self, event: bytes) -> None:
+        """Write an event; only while `open`."""
+
+
+class Way(NamedTuple):
+    """How a completion's further texts get out without being put here: each as an event, as JSON between two pieces."""
+
+    taker: Taker
+    head: bytes
+    tail: bytes
 
 
 class Stream:
@@ -23,6 +40,7 @@ class Stream:
 
     Times are of time.monotonic_ns: when it was `accepted_ns`, when the step began that first read from its prompt
     (`began_ns`), when the steps ended that made its first and its latest token (`first_ns`, `last_ns`); 0 until then.
+    `tokens` counts those that were taken, or went by one of the `ways`; `cached`: of the prompt, in the prefix cache.
     """
 
     def __init__(self, request: Request, leave: Callable[["Stream"], None], room: int) -> None:
@@ -31,6 +49,9 @@ class Stream:
         self.began_ns = self.first_ns = self.last_ns = 0
         self.timer: asyncio.TimerHandle | None = None  # ends it when its time is over
         self.bell: Callable[[], None] = nothing
+        self.ways: dict[int, Way] = {}  # of completions whose events, but the last, differ in nothing but their text
+        self.tokens = 0
+        self.cached: int | None = None  # None until something was taken
         self.done = False  # nothing further comes: the engine has said the last of it, or it ended with an error
         self._leave = leave
         self._room = room
@@ -51,7 +72,12 @@ class Stream:
     def take(self) -> Delta | Progress | None:
         """The next item; None if there is none now. Raises the error that ended the request, after what came before."""
         if self._items:
-            return self._items.popleft()
+            item = self._items.popleft()
+            if isinstance(item, Delta):
+                self.tokens += len(item.token_ids)
+                if self.cached is None:
+                    self.cached = item.cached_tokens  # later ones count what a preemption left, too
+            return item
         if self._error:
             raise self._error
         return None
@@ -81,6 +107,11 @@ class Stream:
                 self._open_ends -= 1
                 self.done = self._open_ends == 0
         self.bell()
+
+    def passed(self, delta: Delta, t_ns: int) -> None:
+        """Something went by one of the `ways`, of a step that ended at `t_ns`."""
+        self.tokens += len(delta.token_ids)
+        self.last_ns = t_ns
 
     def fail(self, error: Exception) -> None:
         """The request ends with an error."""
