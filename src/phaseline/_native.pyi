@@ -227,9 +227,7 @@ def sample(
     positions: Sequence[int],
     masks: Sequence[NDArray[np.uint32] | None],
 ) -> list[int]: ...
-def logprobs(
-    logits: NDArray[Any], targets: Sequence[int], top: int
-) -> list[tuple[float, list[tuple[int, float]]]]: ...
+def logprobs(logits: NDArray[Any], targets: Sequence[int], top: int) -> list[tuple[float, list[tuple[int, float]]]]: ...
 
 class JsonSize:
     @property

@@ -70,11 +70,16 @@ def test_times_of_one_request() -> None:
     assert samples["requests_ended_total", "stop"] == 1
 
 
-def test_reports_do_not_wait_for_somebody_to_ask() -> None:
-    class Client:
-        def watch(self, callback: Callable[[StepReport], object], **_: Any) -> None:
-            self.report = callback
+class Client:
+    """As much of an EngineClient as is watched."""
 
+    def watch(self, callback: Callable[[StepReport], object], **_: Any) -> None:
+        self.report = callback
+
+    def catch_up(self) -> None: ...
+
+
+def test_reports_do_not_wait_for_somebody_to_ask() -> None:
     client: Any = Client()
     telemetry = Telemetry(client)
     for at in range(1000):
@@ -84,10 +89,6 @@ def test_reports_do_not_wait_for_somebody_to_ask() -> None:
 
 def test_a_report_that_cannot_be_read_costs_no_other() -> None:
     faults = list[Any]()
-
-    class Client:
-        def watch(self, callback: Callable[[StepReport], None], **_: object) -> None:
-            self.report = callback
 
     async def main() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, told: faults.append(told["exception"]))

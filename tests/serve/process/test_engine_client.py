@@ -1,6 +1,7 @@
 """EngineClient over a real engine process: what it streams is what an engine in this process says."""
 
 import asyncio
+import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -16,7 +17,7 @@ from phaseline.serve.config import ServeConfig
 from phaseline.serve.errors import EngineDied, NotRead, TimedOut, Unavailable
 from phaseline.serve.process.engine_client import EngineClient, State
 from phaseline.serve.process.messages import StepReport
-from phaseline.serve.process.stream import Stream
+from phaseline.serve.process.stream import Stream, Way
 
 PROMPT = list(range(40, 100))
 
@@ -131,6 +132,62 @@ def test_reports_account_for_every_row_and_token(tiny: Path) -> None:
         assert (last.running, last.waiting, last.queued_prefill_tokens) == (0, 0, 0)
         assert last.cached_tokens == sum(got[0].cached_tokens for got in items) > 0
         assert last.free_pages == last.pages == client.facts.pages
+
+    with_client(tiny, job)
+
+
+class Passed:
+    """Takes what comes of a stream as it comes, and after each of it is open for ten events."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.open, self.texts, self.passed, self.done = False, list[str](), 0, asyncio.Event()
+        self._stream = stream
+        stream.bell, stream.ways[0] = self.ring, Way(self, b"[", b"]")
+
+    def ring(self) -> None:
+        while (item := self._stream.take()) is not None:
+            assert isinstance(item, Delta)
+            self.texts.append(item.text)
+        self.open, self._room = True, 10
+        if self._stream.done:
+            self.done.set()
+
+    def pass_on(self, event: bytes) -> None:
+        assert self.open
+        self.texts += json.loads(event)
+        self.passed += 1
+        self._room -= 1
+        self.open = self._room > 0
+
+
+def test_texts_go_by_a_way_while_it_is_open_and_are_accounted_for(tiny: Path) -> None:
+    with load(tiny, threads=1) as engine:
+        expected = engine.generate(PROMPT, params(200))
+
+    async def job(client: EngineClient) -> None:
+        reports: list[StepReport] = []
+        client.watch(reports.append)
+        async with client.submit(Request("r", PROMPT, params(200))) as stream:
+            passed = Passed(stream)
+            await passed.done.wait()
+        assert "".join(passed.texts) == expected.text and passed.passed > 50
+        assert [t for r in reports for d in r.deltas for t in d.token_ids] == expected.token_ids
+        assert stream.tokens == 200 and stream.last_ns == [r.t_ns for r in reports if r.deltas][-1]
+
+    with_client(tiny, job)
+
+
+def test_who_asks_is_told_of_all_that_went_by_a_way(tiny: Path) -> None:
+    async def job(client: EngineClient) -> None:
+        told: list[int] = []
+        client.watch(lambda report: told.append(sum(len(delta.token_ids) for delta in report.deltas)))
+        async with client.submit(Request("r", PROMPT, params(30_000))) as stream:
+            passed = Passed(stream)
+            for _ in range(50):
+                await asyncio.sleep(0.002)
+                client.catch_up()
+                assert sum(told) == stream.tokens >= passed.passed
+        assert passed.passed
 
     with_client(tiny, job)
 

@@ -43,7 +43,7 @@ class Taking:
                 stream.bell = nothing
                 stream.ways.clear()
             self.open = False
-            del self._turn  # whose error would keep all of this in memory
+            del self._turn, self._take  # whose error, and whose scope, would keep all of this in memory
 
     def pass_on(self, event: bytes) -> None:
         """Write an event; only while `open`."""
