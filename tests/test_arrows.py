@@ -35,6 +35,7 @@ EXCEPTIONS = {
     "lab/systems/phaseline.py": {"engine", "execute"},
     "engine/sampler.py": {"_native"},  # sampling is native too, and belongs to the engine
     "serve/door/json_body.py": {"_native"},  # which counts what is in a body while other threads run
+    "serve/process/messages.py": {"_native"},  # which spells what is plain of a report, beside steps that fill caches
     "cli/parser.py": {"_native"},  # --version names the instruction sets without loading numpy
 }
 

@@ -1,4 +1,4 @@
-"""PlainEvents: what it spells is what msgspec would, and whatever brings more than text it leaves alone."""
+"""Plain events: they are what msgspec would spell, and whatever brings more than text is left alone."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 
 from phaseline._native import PlainEvents
 from phaseline.engine.types import Delta, FinishReason, Progress, TokenLogprob
-from phaseline.serve.process.messages import Close, Failed, Fatal, Loading, StepReport, frame
+from phaseline.serve.process.messages import Close, Failed, Fatal, Loading, StepReport, frame, plain_events
 from phaseline.serve.process.stream import Way
-
-PLAIN = PlainEvents(StepReport.__name__, StepReport.__struct_fields__, Delta.__struct_fields__)
 
 texts = st.text(st.characters(codec="utf-8"), max_size=300)
 names = st.text(st.characters(codec="utf-8"), max_size=40)
@@ -72,14 +70,16 @@ KNOWN = streams_of(DELTA, taker=TAKER)
 )
 def test_every_text_comes_between_the_pieces_of_its_own_way(told: list[Delta], others: dict[str, Any]) -> None:
     taker = Taker()
-    events = PLAIN.of(frame(report(*told, **others)), streams_of(*told, taker=taker))
+    events = plain_events(frame(report(*told, **others)), streams_of(*told, taker=taker))
     assert events == [(taker, b"%d<%b>" % (d.index, msgspec.json.encode(d.text))) for d in told if d.text]
     assert all(found is taker for found, _ in events or [])
 
 
 def test_every_character_is_spelt_as_json() -> None:
     text = "".join(map(chr, range(0x180))) + "\u2028\uffff\U0001f600"
-    assert PLAIN.of(frame(report(Delta("r", 1, [7], text))), KNOWN) == [(TAKER, b"1<%b>" % msgspec.json.encode(text))]
+    assert plain_events(frame(report(Delta("r", 1, [7], text))), KNOWN) == [
+        (TAKER, b"1<%b>" % msgspec.json.encode(text))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -100,21 +100,21 @@ def test_every_character_is_spelt_as_json() -> None:
     ],
 )
 def test_what_brings_more_than_text_or_has_no_way_is_left_alone(left: Any) -> None:
-    assert PLAIN.of(frame(report(DELTA)), KNOWN) == [(TAKER, b'1<"text">')]
-    assert PLAIN.of(frame(left), KNOWN) is None
+    assert plain_events(frame(report(DELTA)), KNOWN) == [(TAKER, b'1<"text">')]
+    assert plain_events(frame(left), KNOWN) is None
 
 
 def test_nothing_goes_to_a_taker_who_is_not_open() -> None:
     taker = Taker(open=False)
-    assert PLAIN.of(frame(report(DELTA)), streams_of(DELTA, taker=taker)) is None
+    assert plain_events(frame(report(DELTA)), streams_of(DELTA, taker=taker)) is None
     taker.open = True
-    assert PLAIN.of(frame(report(DELTA)), streams_of(DELTA, taker=taker))
+    assert plain_events(frame(report(DELTA)), streams_of(DELTA, taker=taker))
 
 
 @given(st.integers(0, 200))
 def test_a_frame_that_has_not_wholly_come_is_left_alone(cut: int) -> None:
     whole = frame(report(DELTA))
-    assert PLAIN.of(whole[:cut] if cut < len(whole) else whole + b"x", KNOWN) is None
+    assert plain_events(whole[:cut] if cut < len(whole) else whole + b"x", KNOWN) is None
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 255)), max_size=4), st.binary(max_size=60))
@@ -123,7 +123,7 @@ def test_any_bytes_will_do(changed: list[tuple[int, int]], junk: bytes) -> None:
     for at, value in changed:
         raw[4 + at % (len(raw) - 4)] = value
     for payload in (bytes(raw), len(junk).to_bytes(4, "little") + junk):
-        events = PLAIN.of(payload, KNOWN)
+        events = plain_events(payload, KNOWN)
         assert events is None or all(taker is TAKER and event.startswith(b'1<"') for taker, event in events)
 
 

@@ -10,8 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 
-from phaseline._native import PlainEvents
-from phaseline.engine.types import Delta, Request
+from phaseline.engine.types import Request
 from phaseline.engine.validate import check_id, validate
 from phaseline.errors import PhaselineError
 from phaseline.serve.config import ServeConfig
@@ -31,6 +30,7 @@ from phaseline.serve.process.messages import (
     Report,
     StepReport,
     frame,
+    plain_events,
     read_report,
     submit,
 )
@@ -233,7 +233,7 @@ class EngineClient:
 
         Between two steps of a model nothing of this is in a cache: what counts is how little is touched.
         """
-        events = _plain.of(frame, self._streams)
+        events = plain_events(frame, self._streams)
         if events is None:
             return False
         for taker, event in events:
@@ -343,7 +343,6 @@ class _Link(asyncio.Protocol):
         self._client._lost()
 
 
-_plain = PlainEvents(StepReport.__name__, StepReport.__struct_fields__, Delta.__struct_fields__)
 _WHY = {
     State.LOADING: "the model is being loaded: try again in a while",
     State.DRAINING: "the server is about to stop and takes no further requests",

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from phaseline._native import PlainEvents
 from phaseline.engine.types import Delta, Progress, Request
 from phaseline.errors import CapacityError, FileFormatError, PhaselineError, RequestError, UnsupportedError
 from phaseline.serve.errors import ProtocolError
@@ -138,6 +139,10 @@ _commands: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 _reports: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
 _requests = msgspec.msgpack.Decoder(Request)
 _MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+# Of a report's frame that brings text alone: whom to pass each text on to by its stream's `ways`, and as which event.
+plain_events = PlainEvents(StepReport.__name__, StepReport.__struct_fields__, Delta.__struct_fields__).of
 
 
 def frame(message: Command | Report) -> bytes:
