@@ -169,13 +169,13 @@ class PlainEvents {
         const auto ways = nb::cast<nb::dict>(streams[name].attr("ways"));
         const nb::int_ number(index);
         if (!ways.contains(number)) return false;
-        const auto way = nb::cast<nb::tuple>(ways[number]);
-        if (!nb::cast<bool>(way[0].attr("open"))) return false;
+        const nb::object way = ways[number];
+        if (!nb::cast<bool>(way.attr("taker").attr("open"))) return false;
         if (text.empty()) return true;
-        std::string event(bytes_of(way[1]));
+        std::string event(bytes_of(way.attr("head")));
         spell(text, event);
-        event += bytes_of(way[2]);
-        events.append(nb::make_tuple(way[0], nb::bytes(event.data(), event.size())));
+        event += bytes_of(way.attr("tail"));
+        events.append(nb::make_tuple(way, nb::bytes(event.data(), event.size())));
         return true;
     }
 
@@ -192,8 +192,7 @@ void bind_events(nb::module_& m) {
         .def(nb::init<std::string, const std::vector<std::string>&, const std::vector<std::string>&>(), "kind"_a,
              "report"_a, "delta"_a, "How reports are called, and the names of their fields and of a delta's, in order.")
         .def("of", &PlainEvents::of, "frame"_a, "streams"_a,
-             "(whom to pass it on to, event) of every text in a frame; None of any other frame, or where a stream has no "
-             "way open.");
+             "(way, event) of every text in a frame; None of any other frame, or where a stream has no way that is open.");
 }
 
 }  // namespace phaseline

@@ -137,12 +137,14 @@ def test_reports_account_for_every_row_and_token(tiny: Path) -> None:
 
 
 class Passed:
-    """Takes what comes of a stream as it comes, and after each of it is open for ten events."""
+    """Takes what comes of a stream as it comes, and after each of it is open for ten events; `fault`: the number of the
+    event that can't be written."""
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, fault: int = 0) -> None:
+        self.errors, self._fault = list[Exception](), fault
         self.open, self.texts, self.passed, self.done = False, list[str](), 0, asyncio.Event()
         self._stream = stream
-        stream.bell, stream.ways[0] = self.ring, Way(self, b"[", b"]")
+        stream.bell, stream.ways[0] = self.ring, Way(self, self.write, b"[", b"]")
 
     def ring(self) -> None:
         while (item := self._stream.take()) is not None:
@@ -152,12 +154,18 @@ class Passed:
         if self._stream.done:
             self.done.set()
 
-    def pass_on(self, event: bytes) -> None:
+    def write(self, event: bytes) -> bool:
         assert self.open
-        self.texts += json.loads(event)
         self.passed += 1
+        if self.passed == self._fault:
+            raise OSError("a defect")
+        self.texts += json.loads(event)
         self._room -= 1
-        self.open = self._room > 0
+        return self._room > 0
+
+    def failed(self, error: Exception) -> None:
+        self.open = False
+        self.errors.append(error)
 
 
 def test_texts_go_by_a_way_while_it_is_open_and_are_accounted_for(tiny: Path) -> None:
@@ -173,6 +181,18 @@ def test_texts_go_by_a_way_while_it_is_open_and_are_accounted_for(tiny: Path) ->
         assert "".join(passed.texts) == expected.text and passed.passed > 50
         assert [t for r in reports for d in r.deltas for t in d.token_ids] == expected.token_ids
         assert stream.tokens == 200 and stream.last_ns == [r.t_ns for r in reports if r.deltas][-1]
+
+    with_client(tiny, job)
+
+
+def test_an_event_that_cannot_be_written_is_its_takers_matter(tiny: Path) -> None:
+    async def job(client: EngineClient) -> None:
+        one, two = Request("one", PROMPT, params(200)), Request("two", PROMPT, params(200))
+        async with client.submit(one) as first, client.submit(two) as second:
+            faulty, other = Passed(first, fault=3), Passed(second)
+            await asyncio.gather(faulty.done.wait(), other.done.wait())
+        assert [str(error) for error in faulty.errors] == ["a defect"] and not other.errors
+        assert first.tokens == second.tokens == 200 and other.passed > 3
 
     with_client(tiny, job)
 

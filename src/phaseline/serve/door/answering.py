@@ -89,7 +89,7 @@ class Answering:
                         if not data:
                             return None
                         if isinstance(item, Delta) and (around := spelling.around(number, item)):
-                            streams[number].ways[item.index] = Way(taking, *around)
+                            streams[number].ways[item.index] = Way(taking, events.write_now, *around)
                         return events.write(data)
 
                     async def take_long(number: int, item: Delta) -> None:
@@ -98,7 +98,7 @@ class Answering:
                         if later := events.write(data):
                             await later()
 
-                    taking = Taking(streams, take, events.write_now)
+                    taking = Taking(streams, take)
                     await taking.run()
             except PhaselineError as error:
                 if not events.begun:

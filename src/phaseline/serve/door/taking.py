@@ -15,13 +15,12 @@ Take = Callable[[int, Delta | Progress], Later | None]
 class Taking:
     """Calls `take` with all that comes, and the number of its stream: at once, within the engine's report. Only
     what that leaves for later is done by the task that runs this; what comes meanwhile waits in the streams.
-
-    Events that come spelt, by a stream's `ways`, are given to `write`, which says whether more may follow.
+    It is `open` to events that go by a stream's `ways` while nothing waits that came before.
     """
 
-    def __init__(self, streams: Sequence[Stream], take: Take, write: Callable[[bytes], bool] | None = None) -> None:
+    def __init__(self, streams: Sequence[Stream], take: Take) -> None:
         self.open = False
-        self._streams, self._take, self._write = streams, take, write
+        self._streams, self._take = streams, take
         self._turn: asyncio.Future[Later | None]  # what the task is to do next; None: nothing is left
 
     async def run(self) -> None:
@@ -45,15 +44,11 @@ class Taking:
             self.open = False
             del self._turn, self._take  # whose error, and whose scope, would keep all of this in memory
 
-    def pass_on(self, event: bytes) -> None:
-        """Write an event; only while `open`."""
-        assert self._write
-        try:
-            self.open = self._write(event)
-        except Exception as error:  # as in `_ring`
-            self.open = False
-            if not self._turn.done():
-                self._turn.set_exception(error)
+    def failed(self, error: Exception) -> None:
+        """An event could not be written: the task's matter, as in `_ring`."""
+        self.open = False
+        if not self._turn.done():
+            self._turn.set_exception(error)
 
     def _ring(self, number: int, stream: Stream) -> None:
         if self._turn.done():

@@ -17,7 +17,6 @@ from phaseline.serve.config import ServeConfig
 from phaseline.serve.errors import EngineDied, ProtocolError, TimedOut, Unavailable
 from phaseline.serve.process.admission import Admission
 from phaseline.serve.process.messages import (
-    HEAD,
     Abort,
     Close,
     Command,
@@ -37,7 +36,7 @@ from phaseline.serve.process.messages import (
 from phaseline.serve.process.stream import Stream
 
 _CLOSING_S = 5.0  # what a process has to end by itself
-_MOST = 32  # reports that are unread: beside a step whose weights have filled the caches, one costs as much as several
+_MOST = 16 << 10  # bytes of unread reports: beside a step that has filled the caches, one costs as much as several
 
 
 class State(Enum):
@@ -68,7 +67,7 @@ class EngineClient:
         self._facts: EngineFacts | None = None
         self._streams: dict[str, Stream] = {}
         self._watchers: tuple[_Watcher, ...] = ()
-        self._unread: list[bytes] = []  # frames whose texts have been passed on
+        self._unread = bytearray()  # reports whose texts have been passed on
         self._process: subprocess.Popen[bytes] | None = None
         self._transport: asyncio.WriteTransport | None = None
         self._fatal: Fatal | None = None
@@ -155,10 +154,10 @@ class EngineClient:
 
     def catch_up(self) -> None:
         """Take in the reports whose texts have been passed on."""
-        frames, self._unread = self._unread, []
+        unread, self._unread = self._unread, bytearray()
         try:
-            for frame in frames:
-                report = read_report(frame[HEAD:])
+            for payload in FrameReader().feed(unread):
+                report = read_report(payload)
                 assert isinstance(report, StepReport)
                 for delta in report.deltas:
                     if stream := self._streams.get(delta.request_id):
@@ -227,21 +226,6 @@ class EngineClient:
     def _write(self, command: bytes) -> None:
         if self._transport and not self._transport.is_closing():
             self._transport.write(command)
-
-    def _pass_on(self, frame: bytes) -> bool:
-        """Pass on what a frame brings if that is text alone, for whose events there are ways; whether it was.
-
-        Between two steps of a model nothing of this is in a cache: what counts is how little is touched.
-        """
-        events = plain_events(frame, self._streams)
-        if events is None:
-            return False
-        for taker, event in events:
-            taker.pass_on(event)
-        self._unread.append(frame)
-        if len(self._unread) >= _MOST:
-            self.catch_up()
-        return True
 
     def _take(self, report: Report) -> None:
         if self._unread:
@@ -331,8 +315,20 @@ class _Link(asyncio.Protocol):
         self._reader = FrameReader()
 
     def data_received(self, data: bytes) -> None:
-        if not self._reader.begun and self._client._pass_on(data):
-            return
+        """Between two steps of a model nothing of this is in a cache: what counts is how little is touched."""
+        client = self._client
+        if self._reader.begun or (events := plain_events(data, client._streams)) is None:
+            return self._take(data)
+        for way, event in events:
+            try:
+                way.taker.open = way.write(event)
+            except Exception as error:
+                way.taker.failed(error)
+        client._unread += data
+        if len(client._unread) >= _MOST:
+            client.catch_up()
+
+    def _take(self, data: bytes) -> None:
         try:
             for payload in self._reader.feed(data):
                 self._client._take(read_report(payload))

@@ -12,7 +12,6 @@ from phaseline.engine.types import Delta, Progress, Request
 from phaseline.errors import CapacityError, FileFormatError, PhaselineError, RequestError, UnsupportedError
 from phaseline.serve.errors import ProtocolError
 
-HEAD = 4  # bytes of a frame that tell the length of its payload
 MAX_FRAME = 64 << 20  # bytes: a prompt of ten million tokens, or the log-probabilities of some thousands
 
 
@@ -141,7 +140,7 @@ _requests = msgspec.msgpack.Decoder(Request)
 _MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
-# Of a report's frame that brings text alone: whom to pass each text on to by its stream's `ways`, and as which event.
+# Of a frame that brings text alone: every text as an event, and by which of its stream's `ways` it is to go.
 plain_events = PlainEvents(StepReport.__name__, StepReport.__struct_fields__, Delta.__struct_fields__).of
 
 
@@ -199,7 +198,7 @@ class FrameReader:
     def __init__(self) -> None:
         self.begun = bytearray()  # of the frame that has not wholly come
 
-    def feed(self, data: bytes) -> list[bytes]:
+    def feed(self, data: bytes | bytearray) -> list[bytes]:
         """The payloads that `data` completes. ProtocolError at a length that no frame has."""
         begun = self.begun
         if begun:

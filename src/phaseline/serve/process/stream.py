@@ -19,14 +19,16 @@ class Taker(Protocol):
 
     open: bool  # nothing that came waits, nor would an event
 
-    def pass_on(self, event: bytes) -> None:
-        """Write an event; only while `open`."""
+    def failed(self, error: Exception) -> None:
+        """An event could not be written."""
 
 
 class Way(NamedTuple):
-    """How a completion's further texts get out without being put here: each as an event, as JSON between two pieces."""
+    """How a completion's further texts get out without being put here, while its taker is open: each as an event, as
+    JSON between two pieces."""
 
     taker: Taker
+    write: Callable[[bytes], bool]  # whether the taker stays open
     head: bytes
     tail: bytes
 
