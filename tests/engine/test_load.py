@@ -65,7 +65,7 @@ def test_counts_are_whole_and_in_range(model: Path, option: str, bad: Any) -> No
 
 @pytest.mark.parametrize("level", [name for name in _native.known_levels() if name not in _native.levels()])
 def test_a_level_beyond_this_processor_says_so(model: Path, level: str) -> None:
-    with pytest.raises(UnsupportedError, match=f"'{level}': this processor cannot run it"):
+    with pytest.raises(UnsupportedError, match=f"'{level}': this machine cannot run it"):
         load(model, level=level)
 
 

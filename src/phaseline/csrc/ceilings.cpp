@@ -43,7 +43,7 @@ struct Free {
 void bind_ceilings(nb::module_& m) {
     const auto kernels = [](const std::string& level) -> const Kernels& {
         const Kernels* k = kernels_of(level.c_str());
-        if (!k || !level_runs_here(level.c_str())) throw nb::value_error("this processor cannot run that level");
+        if (!k || !level_runs_here(level.c_str())) throw nb::value_error("this machine cannot run that level");
         return *k;
     };
     m.def("float_rate", [kernels](Team& team, const std::string& level, double seconds) {

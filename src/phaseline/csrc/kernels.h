@@ -216,6 +216,10 @@ struct Kernels {
     const char* name;
     int tile_rows;  // rows of a full tile, for products and for queries
 
+    // What a thread calls before it runs kernels, and after: where registers of a shape must be asked for.
+    void (*open)() = [] {};
+    void (*close)() = [] {};
+
     // x (normalised if asked) into the tile that starts at `row`; `scratch` holds `cols` floats per call.
     void (*prepare)(RowsIn x, int row, int count, int cols, Norm norm, Prepared into, float* scratch);
     // Panels p0 .. p1-1 for the prepared tile of `count` rows at `row`.
@@ -258,9 +262,11 @@ constexpr size_t route_scratch(int experts) { return 4 * (size_t(experts) + PANE
 
 // The table of a level by name, or null where the name is unknown.
 const Kernels* kernels_of(const char* name);
-// Whether this processor (and its operating system) can run that level.
+// Whether this processor (and its operating system) can run that level; for AMX, the system is asked to.
 bool level_runs_here(const char* name);
+// From now on the level amx runs wherever AVX-512 does: for tests, which bring somebody who executes its instructions.
+void trust_tiles();
 // Names from the plainest level to the widest.
-extern const char* const LEVELS[3];
+extern const char* const LEVELS[4];
 
 }  // namespace phaseline

@@ -12,6 +12,12 @@ using Clock = std::chrono::steady_clock;
 constexpr int ANGLE_ROWS = 16;  // rows per task of computing angles
 constexpr auto ASK_EVERY = std::chrono::milliseconds(20);
 
+struct Opened {
+    const Kernels& kernels;
+    explicit Opened(const Kernels& k) : kernels(k) { kernels.open(); }
+    ~Opened() { kernels.close(); }
+};
+
 double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 
 }  // namespace
@@ -104,6 +110,7 @@ bool Plan::run(int a, int b, bool by_row, bool experts_by_row, const std::functi
     team_.run_on_free_cores([&](int thread) {
         Run run{team_, thread, kernels_, step_, row_segments_, angles_, angle_stride_, prepared_.data(),
                 partials_, scratch_[size_t(thread)].data(), 0, step_.rows(), experts_by_row};
+        const Opened opened(kernels_);
         auto asked = Clock::now();
         long done = 0;
         const auto one = [&](int op) {

@@ -60,7 +60,7 @@ def check_level(level: str) -> str:
     runs = _native.levels()
     if level in runs:
         return level
-    why = "this processor cannot run it" if level in _native.known_levels() else "there is no such level"
+    why = "this machine cannot run it" if level in _native.known_levels() else "there is no such level"
     raise UnsupportedError(f"instruction-set level {level!r}: {why} (runs here: {', '.join(runs)})")
 
 

@@ -1,4 +1,5 @@
 // What the machine can do at most with the instructions the kernels use: nothing but that, from registers.
+#include "amx/tile_dot.h"
 #include "dot.h"
 #include "fetch.h"
 #include "table.h"
@@ -38,6 +39,22 @@ double burn_float(long n) {
     return double(n) * CHAINS * LANES * 2;
 }
 
+#if defined(__AMX_INT8__)
+
+// Whole tiles, two products of bytes for each of a code with a fifteen-bit activation.
+double burn_quant(long n) {
+    constexpr int CHAINS_OF_TILES = 4, PRODUCTS = 16 * 16 * 64;
+    open_tiles({.row_bytes = {64, 64, 64, 64, 64, 64}, .rows = {16, 16, 16, 16, 16, 16}});
+    asm volatile("tilezero %tmm0\n\ttilezero %tmm1\n\ttilezero %tmm2\n\ttilezero %tmm3\n\ttilezero %tmm4\n\ttilezero %tmm5");
+    for (long i = 0; i < n; i++)
+        asm volatile("tdpbsud %tmm5, %tmm4, %tmm0\n\ttdpbsud %tmm5, %tmm4, %tmm1\n\t"
+                     "tdpbsud %tmm5, %tmm4, %tmm2\n\ttdpbsud %tmm5, %tmm4, %tmm3");
+    close_tiles();
+    return double(n) * CHAINS_OF_TILES * PRODUCTS * 2 / 2;
+}
+
+#else
+
 // One multiply-add of a code with a fifteen-bit activation counts as two operations, however many instructions it takes.
 double burn_quant(long n) {
     constexpr int ROWS = 4;
@@ -46,7 +63,7 @@ double burn_quant(long n) {
     uint8_t raw[64];
     memset(raw, 3, sizeof raw);
     Bytes w = load_bytes(raw);
-    Dot<ROWS, 0> dot(a, 2);
+    Dot<ROWS, 0, 2> dot(a);
     for (long i = 0; i < n; i++) {
         dot.step(0, w, a);
 #if defined(__AVX2__)
@@ -57,6 +74,8 @@ double burn_quant(long n) {
     }
     return double(n) * ROWS * 64 * 2;
 }
+
+#endif
 
 double read(const uint8_t* data, size_t bytes) {
     Float acc[4] = {zero(), zero(), zero(), zero()};

@@ -7,9 +7,11 @@ namespace PHASELINE_LEVEL {
 
 using phaseline::QuantBlock;
 
-template <int OFFSET> Int offset_sum(const QuantBlock& a, int part) {
+// Of a dot product over a PART of a block, its first or its second half, or all of it (2), with codes that lie OFFSET above
+// their values: what they count too much.
+template <int OFFSET, int PART> Int offset_sum(const QuantBlock& a) {
     if constexpr (OFFSET == 0) return splat_int(0);
-    else return shift_left<__builtin_ctz(OFFSET)>(splat_int(a.less[part]));
+    else return shift_left<__builtin_ctz(OFFSET)>(splat_int(a.less[PART]));
 }
 
 #if defined(__AVX512F__)
@@ -20,14 +22,13 @@ inline __m512i splat_word(const int8_t* p) {
     return _mm512_set1_epi32(v);
 }
 
-// Of codes that lie OFFSET above their values. It starts from part 0 or 1 of `less`, a half, or 2, a whole block.
-template <int M, int OFFSET> struct Dot {
+template <int M, int OFFSET, int PART> struct Dot {
     __m512i hi[M], lo[M];
-    Dot(const QuantBlock* a, int part) {
+    explicit Dot(const QuantBlock* a) {
         for (int r = 0; r < M; r++) {
             hi[r] = lo[r] = _mm512_setzero_si512();
-            if constexpr (OFFSET == 128) hi[r] = splat_int(a[r].less[part]).v;
-            else if constexpr (OFFSET != 0) lo[r] = offset_sum<OFFSET>(a[r], part).v;
+            if constexpr (OFFSET == 128) hi[r] = splat_int(a[r].less[PART]).v;
+            else if constexpr (OFFSET != 0) lo[r] = offset_sum<OFFSET, PART>(a[r]).v;
         }
     }
     void step(int j, Bytes w, const QuantBlock* a) {
@@ -73,10 +74,10 @@ inline __m256i splat_word(const int8_t* p) {
     return _mm256_set1_epi32(v);
 }
 
-template <int M, int OFFSET> struct Dot {
+template <int M, int OFFSET, int PART> struct Dot {
     __m256i lo[M], hi[M];  // lanes 0-7 and 8-15
-    Dot(const QuantBlock* a, int part) {
-        for (int r = 0; r < M; r++) lo[r] = hi[r] = offset_sum<OFFSET>(a[r], part).lo;
+    explicit Dot(const QuantBlock* a) {
+        for (int r = 0; r < M; r++) lo[r] = hi[r] = offset_sum<OFFSET, PART>(a[r]).lo;
     }
     void step(int j, Bytes w, const QuantBlock* a) {
         const __m256i m = _mm256_set1_epi16(0xff);
@@ -96,10 +97,10 @@ template <int M, int OFFSET> struct Dot {
 
 #else
 
-template <int M, int OFFSET> struct Dot {
+template <int M, int OFFSET, int PART> struct Dot {
     Int acc[M];
-    Dot(const QuantBlock* a, int part) {
-        for (int r = 0; r < M; r++) acc[r] = offset_sum<OFFSET>(a[r], part);
+    explicit Dot(const QuantBlock* a) {
+        for (int r = 0; r < M; r++) acc[r] = offset_sum<OFFSET, PART>(a[r]);
     }
     void step(int j, const Bytes& w, const QuantBlock* a) {
         for (int r = 0; r < M; r++) {

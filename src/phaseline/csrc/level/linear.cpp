@@ -1,5 +1,6 @@
 // Matrix products. The sum over K runs in one fixed order for every row, whatever the number of rows: a row's bits do
 // not depend on its neighbours, on the chunk or on the thread.
+#include "amx/tile_dot.h"
 #include "decode.h"
 #include "dot.h"
 #include "fetch.h"
@@ -12,15 +13,34 @@ using namespace phaseline;
 
 namespace {
 
-// What one scale covers, the whole of a block or half `h` of it, joins the sums.
-template <Scales S, int M, int OFFSET>
-void join(const Dot<M, OFFSET>& dot, const Scale& s, [[maybe_unused]] int h, const QuantBlock* a, Float* acc) {
+// What one scale covers joins the sums.
+template <Scales S, int M, int OFFSET, int PART>
+void join(const Dot<M, OFFSET, PART>& dot, const Scale& s, const QuantBlock* a, Float* acc) {
 #pragma GCC unroll 8
     for (int r = 0; r < M; r++) {
         acc[r] = fma(to_float(dot.value(r)), s.d * splat(a[r].scale), acc[r]);
-        if constexpr (S == Scales::K2) acc[r] = fma(to_float(splat_int(a[r].less[h])), s.m * splat(a[r].scale), acc[r]);
+        if constexpr (S == Scales::K2) acc[r] = fma(to_float(splat_int(a[r].less[PART])), s.m * splat(a[r].scale), acc[r]);
         else if constexpr (has_minimum(S)) acc[r] = fma(s.m, splat(a[r].sum), acc[r]);
     }
+}
+
+// Block b, or half PART of it, joins the sums.
+template <Codes C, Scales S, int OFFSET, int M, int PART>
+void scaled(const uint8_t* codes, Bytes table, const uint8_t* scales, int b, const QuantBlock* a, Float* acc) {
+    Dot<M, OFFSET, PART> dot(a);
+    if constexpr (PART != 1) {
+        dot.step(0, codes_at<C, 0>(codes, table), a);
+        dot.step(1, codes_at<C, 1>(codes, table), a);
+        dot.step(2, codes_at<C, 2>(codes, table), a);
+        dot.step(3, codes_at<C, 3>(codes, table), a);
+    }
+    if constexpr (PART != 0) {
+        dot.step(4, codes_at<C, 4>(codes, table), a);
+        dot.step(5, codes_at<C, 5>(codes, table), a);
+        dot.step(6, codes_at<C, 6>(codes, table), a);
+        dot.step(7, codes_at<C, 7>(codes, table), a);
+    }
+    join<S>(dot, scale_at<S, PART % 2>(scales, b), a, acc);
 }
 
 // Quantised panel times a tile of M rows: y[r] = sum over blocks, in order.
@@ -33,20 +53,12 @@ void quant_tile(const Matrix& w, int panel, bool cold, const QuantBlock* a, Floa
     for (int r = 0; r < M; r++) acc[r] = zero();
     for (int b = 0; b < w.blocks; b++, codes += code_bytes(C), a += M) {
         if (cold) fetch_ahead(codes, code_bytes(C));
-        Dot<M, OFFSET> dot(a, has_halves(S) ? 0 : 2);
-        dot.step(0, codes_at<C, 0>(codes, table), a);
-        dot.step(1, codes_at<C, 1>(codes, table), a);
-        dot.step(2, codes_at<C, 2>(codes, table), a);
-        dot.step(3, codes_at<C, 3>(codes, table), a);
         if constexpr (has_halves(S)) {
-            join<S>(dot, scale_at<S>(scales, b), 0, a, acc);
-            dot = Dot<M, OFFSET>(a, 1);
+            scaled<C, S, OFFSET, M, 0>(codes, table, scales, b, a, acc);
+            scaled<C, S, OFFSET, M, 1>(codes, table, scales, b, a, acc);
+        } else {
+            scaled<C, S, OFFSET, M, 2>(codes, table, scales, b, a, acc);
         }
-        dot.step(4, codes_at<C, 4>(codes, table), a);
-        dot.step(5, codes_at<C, 5>(codes, table), a);
-        dot.step(6, codes_at<C, 6>(codes, table), a);
-        dot.step(7, codes_at<C, 7>(codes, table), a);
-        join<S>(dot, scale_at<S, has_halves(S)>(scales, b), 1, a, acc);
     }
     for (int r = 0; r < M; r++) y[r] = is_table(C) ? acc[r] * splat(w.format.unit) : acc[r];
 }
