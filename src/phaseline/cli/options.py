@@ -146,7 +146,9 @@ def _add_threads(group: "argparse._ArgumentGroup") -> None:
 def _add_size_options(group: "argparse._ArgumentGroup", *, chunk: int = CHUNK, chunk_note: str = "") -> None:
     """How much is held, and how much is read at once."""
     group.add_argument("--context", type=int, metavar="N", help="positions to make room for (the model's own limit)")
-    group.add_argument("--level", metavar="portable|avx2|avx512|amx", help="instruction set (the widest that runs here)")
+    group.add_argument(
+        "--level", metavar="portable|avx2|avx512|amx", help="instruction set (the widest that runs here)"
+    )
     group.add_argument(
         "--itl-budget",
         type=float,
