@@ -36,7 +36,9 @@ PEERS = {
     "llama-cpp-python": "llama_cpp",
     "transformers": "transformers",
     "openvino-genai": "openvino_genai",
+    "vllm": "vllm",
 }  # and their modules
+FOLDERS = {"vllm"}  # peers that read no .gguf, and take long to start
 
 
 class Turns(WorkerContender):
@@ -136,6 +138,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2", help="a pulled name or a .gguf path")
     parser.add_argument("--peer", action="append", metavar="NAME[=PYTHON]", help=f"of {', '.join(PEERS)} (all here)")
+    parser.add_argument("--folder", help=f"the same model as a Hugging Face folder: {', '.join(FOLDERS)} reads no .gguf")
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--prompt", type=int, default=512, help="prompt tokens of the prefill rows")
@@ -150,10 +153,12 @@ def main() -> int:
     options = {"threads": args.threads, "context": 2048}
     ours = options | ({"level": args.level} if args.level else {})
     builds = [this_build(Path(guard_worker.__file__).resolve()), *wanted_peers(args.peer)]
-    systems = [
-        Turns(build, str(path), vocabulary, options if number else ours, patience=args.patience)
-        for number, build in enumerate(builds)
-    ]
+    systems = []
+    for number, build in enumerate(builds):
+        slow = build.name in FOLDERS
+        model = args.folder if slow and args.folder else str(path)
+        asked = options if number else ours
+        systems.append(Turns(build, model, vocabulary, asked, patience=args.patience, lasting=slow))
     facts = {"cpu": cpu_model(), "threads": args.threads, "model": args.model}
     record = take_turns(systems, vocabulary, args, facts)
     if args.json:
