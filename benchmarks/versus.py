@@ -138,7 +138,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2", help="a pulled name or a .gguf path")
     parser.add_argument("--peer", action="append", metavar="NAME[=PYTHON]", help=f"of {', '.join(PEERS)} (all here)")
-    parser.add_argument("--folder", help=f"the same model as a Hugging Face folder: {', '.join(FOLDERS)} reads no .gguf")
+    parser.add_argument("--folder", help=f"the model as a Hugging Face folder, for {', '.join(FOLDERS)}")
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--prompt", type=int, default=512, help="prompt tokens of the prefill rows")
