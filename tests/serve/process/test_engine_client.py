@@ -178,7 +178,7 @@ def test_texts_go_by_a_way_while_it_is_open_and_are_accounted_for(tiny: Path) ->
         async with client.submit(Request("r", PROMPT, params(200))) as stream:
             passed = Passed(stream)
             await passed.done.wait()
-        assert "".join(passed.texts) == expected.text and passed.passed > 50
+        assert "".join(passed.texts) == expected.text and passed.passed > 10  # more than one opening
         assert [t for r in reports for d in r.deltas for t in d.token_ids] == expected.token_ids
         assert stream.tokens == 200 and stream.last_ns == [r.t_ns for r in reports if r.deltas][-1]
 
