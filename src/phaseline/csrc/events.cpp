@@ -4,6 +4,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -166,19 +167,28 @@ class PlainEvents {
         if (!in.good()) return false;
         const nb::object name = nb::steal(PyUnicode_DecodeUTF8(request.data(), Py_ssize_t(request.size()), "replace"));
         if (!streams.contains(name)) return false;
-        const auto ways = nb::cast<nb::dict>(streams[name].attr("ways"));
+        const auto ways = nb::cast<nb::dict>(streams[name].attr(ways_));
         const nb::int_ number(index);
         if (!ways.contains(number)) return false;
-        const nb::object way = ways[number];
-        if (!nb::cast<bool>(way.attr("taker").attr("open"))) return false;
+        const auto [taker, write, head, tail] = fields_of(ways[number]);
+        if (!nb::cast<bool>(taker.attr(open_))) return false;
         if (text.empty()) return true;
-        std::string event(bytes_of(way.attr("head")));
+        std::string event(bytes_of(head));
         spell(text, event);
-        event += bytes_of(way.attr("tail"));
-        events.append(nb::make_tuple(way, nb::bytes(event.data(), event.size())));
+        event += bytes_of(tail);
+        events.append(nb::make_tuple(taker, write, nb::bytes(event.data(), event.size())));
         return true;
     }
 
+    // Of a Way, in its order.
+    static std::array<nb::object, 4> fields_of(nb::handle way) {
+        const auto fields = nb::cast<nb::tuple>(way);
+        if (fields.size() != 4) throw nb::value_error("a way has four fields");
+        return {fields[0], fields[1], fields[2], fields[3]};
+    }
+
+    nb::str ways_ = nb::steal<nb::str>(PyUnicode_InternFromString("ways"));
+    nb::str open_ = nb::steal<nb::str>(PyUnicode_InternFromString("open"));
     std::string kind_;
     size_t report_fields_, delta_fields_;
     size_t prefill_, deltas_, progress_, failed_;  // which field of a report
@@ -192,7 +202,8 @@ void bind_events(nb::module_& m) {
         .def(nb::init<std::string, const std::vector<std::string>&, const std::vector<std::string>&>(), "kind"_a,
              "report"_a, "delta"_a, "How reports are called, and the names of their fields and of a delta's, in order.")
         .def("of", &PlainEvents::of, "frame"_a, "streams"_a,
-             "(way, event) of every text in a frame; None of any other frame, or where a stream has no way that is open.");
+             "(taker, write, event) of every text in a frame; None of any other frame, or where a stream has no way that "
+             "is open.");
 }
 
 }  // namespace phaseline

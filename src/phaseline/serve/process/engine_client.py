@@ -319,11 +319,11 @@ class _Link(asyncio.Protocol):
         client = self._client
         if self._reader.begun or (events := plain_events(data, client._streams)) is None:
             return self._take(data)
-        for way, event in events:
+        for taker, write, event in events:
             try:
-                way.taker.open = way.write(event)
+                taker.open = write(event)
             except Exception as error:
-                way.taker.failed(error)
+                taker.failed(error)
         client._unread += data
         if len(client._unread) >= _MOST:
             client.catch_up()

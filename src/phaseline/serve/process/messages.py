@@ -140,7 +140,7 @@ _requests = msgspec.msgpack.Decoder(Request)
 _MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
-# Of a frame that brings text alone: every text as an event, and by which of its stream's `ways` it is to go.
+# Of a frame that brings text alone: every text as an event, after the taker and the `write` of its stream's way.
 plain_events = PlainEvents(StepReport.__name__, StepReport.__struct_fields__, Delta.__struct_fields__).of
 
 
