@@ -116,18 +116,28 @@ class StepCost:
         self.reach = Reach() if reach is None else reach
         self._steps: dict[tuple[bool, bool], deque[Rows]] = {}  # each divided by the seconds it took
         self._works: deque[float] = deque(maxlen=_REMEMBERED)  # of the last mixed steps
+        self._unread: list[tuple[Step, float]] = []  # many are read at once: between two steps that takes far longer
 
     def observe(self, step: Step, seconds: float) -> None:
         """A step took so many seconds."""
-        rows = step_rows(step, self.reach)
-        kind = bool(rows[1]), bool(rows[3])
-        if seconds > 0:
-            self._steps.setdefault(kind, deque(maxlen=_REMEMBERED)).append(tuple(amount / seconds for amount in rows))
-            if all(kind):  # others are few, alike and large: they tell a chunk's cost from a step's too badly to leap
-                self._works.append(rows[3])
+        self._unread.append((step, seconds))
+        if len(self._unread) == _REMEMBERED:
+            self._read()
+
+    def _read(self) -> None:
+        for step, seconds in self._unread:
+            rows = step_rows(step, self.reach)
+            kind = bool(rows[1]), bool(rows[3])
+            if seconds > 0:
+                steps = self._steps.setdefault(kind, deque(maxlen=_REMEMBERED))
+                steps.append(tuple(amount / seconds for amount in rows))
+                if all(kind):  # others, few, alike and large, tell a chunk's cost from a step's too badly to leap
+                    self._works.append(rows[3])
+        self._unread.clear()
 
     def estimate(self) -> Estimate:
         """The cost as far as it is known. Before anything is, a prefill row costs far more than it will."""
+        self._read()
         prior = (0.0, 0.0, 0.0, 1 / _PRIOR_ROW_S, 0.0, 0.0)  # a step of one row took that long
         seen = np.array([prior, *(rows for steps in self._steps.values() for rows in steps)])  # (steps, 6)
         costs = _fit(seen)
