@@ -50,6 +50,11 @@ def test_it_says_where_it_listens_and_what_it_serves(server: Server) -> None:
     assert server.ask("/ready").json["status"] == "ready"
 
 
+def test_answers_are_dated(server: Server) -> None:
+    first = server.ask("/health").headers["date"]
+    eventually(lambda: server.ask("/health").headers["date"] != first)
+
+
 def test_stopped_it_says_what_it_was_and_exits_with_zero(tiny: Path) -> None:
     with serving(tiny, "--itl-budget", "20") as server:
         engine = engine_of(server)

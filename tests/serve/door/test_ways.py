@@ -7,6 +7,7 @@ import pytest
 from support.server import Server
 
 ANSWER = {"seed": 5, "max_tokens": 40, "temperature": 1.0, "ignore_eos": True, "stream": True}
+USAGE = {"include_usage": True}
 _OTHER = ("id", "created", "timings", "token_ids", "prompt_token_ids")
 
 
@@ -26,18 +27,18 @@ def shown(server: Server, path: str, body: dict[str, Any]) -> list[list[Any]]:
     return [choices[index] for index in sorted(choices)]
 
 
-@pytest.mark.parametrize("usage", [{}, {"stream_options": {"include_usage": True}}])
 @pytest.mark.parametrize(
     ("path", "asked"),
     [
         ("/v1/completions", {"prompt": "one"}),
-        ("/v1/completions", {"prompt": ["one", 'the "other"'], "n": 2, "echo": True}),
+        ("/v1/completions", {"prompt": "one", "stream_options": USAGE}),
+        ("/v1/completions", {"prompt": "one", "stream_options": USAGE | {"continuous_usage_stats": True}}),
+        ("/v1/completions", {"prompt": ["one", 'the "other"'], "n": 2, "echo": True, "stream_options": USAGE}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "one"}], "n": 2}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "one"}], "stream_options": USAGE}),
     ],
 )
-def test_a_plain_stream_looks_like_any_other(
-    server: Server, path: str, asked: dict[str, Any], usage: dict[str, Any]
-) -> None:
-    plain, spelt = (shown(server, path, {**ANSWER, **asked, **usage, "return_token_ids": ids}) for ids in (False, True))
+def test_a_plain_stream_looks_like_any_other(server: Server, path: str, asked: dict[str, Any]) -> None:
+    plain, spelt = (shown(server, path, {**ANSWER, **asked, "return_token_ids": ids}) for ids in (False, True))
     assert plain == spelt
     assert len(plain[-1]) > 10
