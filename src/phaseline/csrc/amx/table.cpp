@@ -1,10 +1,14 @@
-// The level amx: AVX-512's kernels, but for products of full tiles of rows, whose bits are the same.
+// The level amx: AVX-512's kernels, but for products of full tiles of rows, whose bits are the same. This is compiled for
+// any processor: it runs wherever the module is loaded.
+#define PHASELINE_LEVEL amx
 #include "level/table.h"
-#include "tile_dot.h"
 
 namespace avx512 { extern const phaseline::Kernels kernels; }
 
 namespace amx {
+
+void open();
+void close();
 
 namespace {
 
@@ -13,8 +17,8 @@ phaseline::Kernels with_tiles() {
     k.name = "amx";
     k.product = product;
     k.burn_quant = burn_quant;
-    k.open = [] { open_tiles({}); };
-    k.close = close_tiles;
+    k.open = open;
+    k.close = close;
     return k;
 }
 

@@ -6,7 +6,7 @@
 namespace PHASELINE_LEVEL {
 
 extern const phaseline::Kernels kernels;
-const phaseline::Kernels kernels = {
+constinit const phaseline::Kernels kernels = {  // by no instruction: not every processor has them
     .name = NAME_OF(PHASELINE_LEVEL),
     .tile_rows = TILE_ROWS,
     .prepare = prepare,

@@ -1,0 +1,12 @@
+// What a thread asks for before it multiplies tiles, and gives back after.
+#include "tile_dot.h"
+
+namespace amx {
+
+void open();
+void open() { open_tiles({}); }
+
+void close();
+void close() { close_tiles(); }
+
+}  // namespace amx
