@@ -18,6 +18,7 @@ struct QuantBlock {
 };
 
 constexpr int MAX_TILE = 8;  // rows of the largest tile at any level
+constexpr size_t TILE_SLACK = MAX_TILE * sizeof(QuantBlock);  // bytes behind prepared rows that kernels may read
 
 // Rows r0 .. r1-1 of a buffer whose rows are `stride` floats apart.
 struct RowsIn {

@@ -70,8 +70,8 @@ void Plan::seal() {
         values_[i]->rows.data = values_[i]->wanted ? wanted_arena_.data() + columns_[i] * size_t(max_wanted_)
                                                    : arena_.data() + columns_[i] * size_t(max_rows_);
     }
-    prepared_.resize(std::max(fixed, prepared * size_t(std::max(max_rows_, max_wanted_)) + 64));
-    scratch_.assign(size_t(team_.size()), std::vector<float>(scratch));
+    prepared_.resize(std::max(fixed, prepared * size_t(std::max(max_rows_, max_wanted_)) + 64) + TILE_SLACK);
+    scratch_.assign(size_t(team_.size()), std::vector<float>(scratch + TILE_SLACK / sizeof(float)));
     angles_.resize(angle_stride_ * size_t(max_rows_));
 }
 

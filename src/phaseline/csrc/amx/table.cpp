@@ -1,5 +1,5 @@
-// The level amx: AVX-512's kernels, but for products of full tiles of rows, whose bits are the same. This is compiled for
-// any processor: it runs wherever the module is loaded.
+// The level amx: AVX-512's kernels, but for products of four rows and more, whose bits are the same. This is
+// compiled for any processor: it runs wherever the module is loaded.
 #define PHASELINE_LEVEL amx
 #include "level/table.h"
 

@@ -1,4 +1,4 @@
-// Dot products of full tiles of rows on AMX. Sums of integer products are exact, so they are those of level/dot.h.
+// Dot products of tiles of rows on AMX. Sums of integer products are exact, so they are those of level/dot.h.
 #pragma once
 #include "level/dot.h"
 
@@ -35,7 +35,9 @@ inline void close_tiles() { asm volatile("tilerelease" : : : "memory"); }
                  : [codes] "r"(codes), [words] "r"(a->words + (FIRST)), [hi] "r"(hi), [lo] "r"(lo), [line] "r"(64L),   \
                    [block] "r"(long(sizeof(QuantBlock))), "m"(codes), "m"(*reinterpret_cast<const QuantBlock(*)[8]>(a)))
 
-template <int OFFSET, int PART> struct Dot<8, OFFSET, PART> {
+// Tiles always have eight rows: where there are fewer, what lies behind is multiplied too (TILE_SLACK), and left at that. Below
+// four rows the instructions of level/dot.h are fewer.
+template <int M, int OFFSET, int PART> requires(M >= 4) struct Dot<M, OFFSET, PART> {
     alignas(64) uint8_t codes[8][64];
     alignas(64) int32_t hi[8][LANES], lo[8][LANES];
     const QuantBlock* a;
