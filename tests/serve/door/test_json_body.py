@@ -237,6 +237,7 @@ def test_what_is_wrong_within_much_is_told(body: bytes, message: str) -> None:
 def test_of_what_stands_twice_the_last_counts() -> None:
     long = b'"prompt":[%b1]' % IDS
     assert decode(COMPLETION, b'{%b,"prompt":"x"}' % long, CONTEXT).prompt == "x"
+    assert decode(COMPLETION, b'{%b,"prompt":[%b2]}' % (long, IDS), CONTEXT).prompt[-1] == 2
     assert len(decode(COMPLETION, b'{"prompt":"x",%b}' % long, CONTEXT).prompt) == 60_001
     assert (
         len(decode(COMPLETION, b'{"prompt":"x","logit_bias":{%b"5":1}}' % (b'"7":1,' * 40_000), 9).logit_bias or ())

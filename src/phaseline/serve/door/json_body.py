@@ -83,7 +83,7 @@ def decode(decoder: msgspec.json.Decoder[_T], body: bytes | bytearray, context: 
     try:
         _check_utf8(body)
         found = _decoded(decoder, _without(body, long), context)
-        for name, cuts, _ in long:
+        for name, cuts, _ in reversed(long):
             if not getattr(found, name):  # else the name stands twice, and the last one counts
                 setattr(found, name, _joined(_BY_PARTS[name], body, name, cuts, context))
     except msgspec.DecodeError as error:
