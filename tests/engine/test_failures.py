@@ -1,10 +1,12 @@
 """What goes wrong in a step: executors that fail, engines that close, users who press Ctrl-C."""
 
 import asyncio
+import gc
 import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -268,6 +270,28 @@ def test_engines_that_work_in_turns_share_the_way_to_the_handler(model: Path) ->
     assert_idle(one)
     assert_idle(other)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.usefixtures("keyboard")
+def test_the_handler_is_put_back_though_requests_of_other_threads_go_on(engine: Engine) -> None:
+    in_threads(lambda: engine.submit(Request("theirs", PROMPTS[0], sampled(3))))
+    engine.step()
+    assert engine.has_work
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    in_threads(lambda: drain(engine))
+    assert_idle(engine)
+
+
+def test_an_engine_that_is_forgotten_is_gone_at_once(model: Path) -> None:
+    engine = make_engine(model)
+    engine.generate(PROMPTS[0], sampled())
+    seen = weakref.ref(engine)
+    gc.disable()
+    try:
+        del engine
+        assert seen() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.usefixtures("keyboard")

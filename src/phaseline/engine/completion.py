@@ -16,6 +16,7 @@ class Completion:
     """Turns the sampled tokens of one sequence into deltas; one in `ends` is the last.
 
     `tokenizer` may be absent: then there is no text. `sink` takes the deltas to who asked, or the error that ends them.
+    `of_main`: it was the main thread that asked.
     """
 
     def __init__(
@@ -25,11 +26,13 @@ class Completion:
         tokenizer: Tokenizer | None,
         ends: frozenset[int],
         sink: Sink,
+        of_main: bool,
     ) -> None:
         params = sequence.request.params
         self.sequence = sequence
         self.sampler = sampler
         self.sink = sink
+        self.of_main = of_main
         self.began: float | None = None  # when the first chunk of its prompt did, by the clock of `progress`
         self.prompt_logprobs: list[TokenLogprob | None] = []
         self._ends = ends

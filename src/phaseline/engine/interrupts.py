@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Gate:
-    """Stands in the place of SIGINT's handler, `outer`, while an engine has work: what comes while it is shut waits."""
+    """Stands in the place of SIGINT's handler, `outer`, while engines work: what comes while it is shut waits."""
 
     def __init__(self, outer: Any) -> None:
         self.outer = outer
@@ -37,7 +37,8 @@ class Uninterrupted:
 
     Python interrupts its main thread alone, between any two instructions; in other threads this does nothing. Blocks
     follow each other, in whatever threads. Since a handler takes long to set, it stays from one to the next while
-    `busy()`; one that others set in its place meanwhile is left alone, and interrupts at once.
+    `busy()`, which is whether a further block of the main thread is to come; one that others set in its place meanwhile
+    is left alone, and interrupts at once.
     """
 
     def __init__(self, busy: Callable[[], bool]) -> None:

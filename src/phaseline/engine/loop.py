@@ -61,11 +61,12 @@ class EngineLoop:
         self.tokenizer = tokenizer
         self.last_step: StepRows | None = None  # None where the latest call had nothing to run, or failed
         self._eos: frozenset[int] = tokenizer.eos_ids if tokenizer else frozenset()
-        self._completions: dict[Sequence, Completion] = {}
+        self._completions = completions = dict[Sequence, Completion]()
         self._unclaimed: list[Delta | BaseException] = []  # what `step` will return, of requests that came by `submit`
         self._aborts: deque[str] = deque()
         self._lock = threading.Lock()
-        self._uninterrupted = Uninterrupted(busy=lambda: bool(self._completions))
+        # It holds no engine: one that is forgotten is gone, with its weights, though it was not closed.
+        self._uninterrupted = Uninterrupted(busy=lambda: any(each.of_main for each in completions.values()))
         self._closed = False
 
     def submit(self, request: Request, sink: Sink | None = None, constraint: "Constraint | None" = None) -> None:
@@ -178,11 +179,12 @@ class EngineLoop:
             )
             for index in range(params.n)
         ]
+        of_main = threading.current_thread() is threading.main_thread()
         with self._lock, self._uninterrupted:
             if self._closed:
                 raise PhaselineError("the engine is closed")
             for sequence, sampler in zip(self.scheduler.add(request), samplers, strict=True):
-                self._completions[sequence] = Completion(sequence, sampler, self.tokenizer, ends, sink)
+                self._completions[sequence] = Completion(sequence, sampler, self.tokenizer, ends, sink, of_main)
 
     def _keep(self, item: Delta | Progress | BaseException) -> None:
         assert not isinstance(item, Progress)  # who has no sink can't ask for it
