@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from phaseline.engine.engine import Engine
+from phaseline.engine.interrupts import Uninterrupted
 from phaseline.engine.types import Delta, FinishReason, Request
 from phaseline.errors import PhaselineError
 from phaseline.program.step import Step
@@ -280,6 +281,17 @@ def test_the_handler_is_put_back_though_requests_of_other_threads_go_on(engine: 
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     in_threads(lambda: drain(engine))
     assert_idle(engine)
+
+
+@pytest.mark.usefixtures("keyboard")
+def test_ctrl_c_as_the_last_block_ends_leaves_no_gate_behind() -> None:
+    def busy() -> bool:
+        signal.raise_signal(signal.SIGINT)
+        return False
+
+    with pytest.raises(KeyboardInterrupt), Uninterrupted(busy):
+        pass
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_an_engine_that_is_forgotten_is_gone_at_once(model: Path) -> None:

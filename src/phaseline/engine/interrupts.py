@@ -57,10 +57,10 @@ class Uninterrupted:
     def __exit__(self, *error: object) -> None:
         gate, self._shut = self._shut, None
         if gate:
-            gate.shut -= 1
             if not self._busy():
                 self._gate = None
                 _leave(gate)
+            gate.shut -= 1
             gate.release()
 
     def let_in(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
