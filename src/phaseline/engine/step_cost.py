@@ -121,7 +121,7 @@ class StepCost:
     def observe(self, step: Step, seconds: float) -> None:
         """A step took so many seconds."""
         self._unread.append((step, seconds))
-        if len(self._unread) == _REMEMBERED:
+        if len(self._unread) >= _REMEMBERED:
             self._read()
 
     def _read(self) -> None:

@@ -56,5 +56,5 @@ def step_lists(step: Step, context: int) -> tuple[list[int], list[tuple[int, int
             wanted += range(first, first + n)
         elif s.want is Want.LAST:
             wanted.append(first + n - 1)
-        tokens += s.tokens
+        tokens.extend(s.tokens)
     return tokens, segments, wanted
