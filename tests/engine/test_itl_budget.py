@@ -159,19 +159,21 @@ def test_prompts_share_the_budget_and_come_in_only_when_it_has_room() -> None:
     assert 45 < read < 100 and 0.024 < seconds < 0.03
 
 
-def test_the_first_chunk_is_the_least_where_nothing_is_known_of_prompts() -> None:
-    machine = Machine(TRUE, chunk=512, ms=60)
-    machine.add("victim", 1, 100)
+def reads_beside(machine: Machine, prompt: int, steps: int) -> list[int]:
+    """Prompt tokens of each of so many steps, once another prompt joins a stream whose own was `prompt` long."""
+    machine.add("victim", prompt, 100)
     for _ in range(10):
         machine.step()
     machine.add("intruder", 2000, 4)
-    assert [machine.step()[1] for _ in range(5)] == [
-        LEAST,
-        4 * LEAST,
-        16 * LEAST,
-        64 * LEAST,
-        pytest.approx(130, abs=10),
-    ]
+    return [machine.step()[1] for _ in range(steps)]
+
+
+LEAPS = [LEAST, 4 * LEAST, 16 * LEAST, 64 * LEAST]
+
+
+def test_the_first_chunk_is_the_least_where_nothing_is_known_of_prompts() -> None:
+    machine = Machine(TRUE, chunk=512, ms=60)
+    assert reads_beside(machine, 1, 5) == [*LEAPS, pytest.approx(130, abs=10)]
 
 
 def test_prompts_that_were_read_alone_allow_no_leap_beside_a_stream() -> None:
@@ -179,11 +181,7 @@ def test_prompts_that_were_read_alone_allow_no_leap_beside_a_stream() -> None:
     machine = Machine(TRUE, chunk=512, ms=60)
     machine.add("alone", 400, 1)
     machine.run()
-    machine.add("victim", 100, 100)
-    for _ in range(10):
-        machine.step()
-    machine.add("intruder", 2000, 4)
-    assert [machine.step()[1] for _ in range(4)] == [LEAST, 4 * LEAST, 16 * LEAST, 64 * LEAST]
+    assert reads_beside(machine, 100, 4) == LEAPS
 
 
 def test_whole_chunks_are_read_until_somebody_decodes() -> None:

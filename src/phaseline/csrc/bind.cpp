@@ -24,13 +24,6 @@ namespace {
 
 template <class T, int N> using View = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
 
-const Kernels& level_kernels(const std::string& name) {
-    const Kernels* k = kernels_of(name.c_str());
-    if (!k) throw nb::value_error(("unknown instruction-set level " + name).c_str());
-    if (!level_runs_here(name.c_str())) throw nb::value_error(("this machine cannot run level " + name).c_str());
-    return *k;
-}
-
 Matrix* pack(const std::string& format, View<const uint8_t, 2> raw, int cols, Team& team, Store& store,
              std::optional<View<const uint8_t, 2>> codebook) {
     const Format* f = find_format(format);
@@ -184,7 +177,7 @@ NB_MODULE(_native, m) {
 
     nb::class_<Plan>(m, "Plan", "A program made native.")
         .def("__init__", [](Plan* self, Team& team, const std::string& level, int max_rows, int max_wanted) {
-            new (self) Plan(team, level_kernels(level), max_rows, max_wanted);
+            new (self) Plan(team, kernels_here(level.c_str()), max_rows, max_wanted);
         }, "team"_a, "level"_a, "max_rows"_a, "max_wanted"_a, nb::keep_alive<1, 2>())
         .def_prop_ro("level", [](const Plan& p) { return std::string(p.kernels().name); })
         .def("add_group", [](Plan& p, int pages, std::optional<int> window, bool recurrent) {

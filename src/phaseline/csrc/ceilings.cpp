@@ -41,24 +41,19 @@ struct Free {
 }  // namespace
 
 void bind_ceilings(nb::module_& m) {
-    const auto kernels = [](const std::string& level) -> const Kernels& {
-        const Kernels* k = kernels_of(level.c_str());
-        if (!k || !level_runs_here(level.c_str())) throw nb::value_error("this machine cannot run that level");
-        return *k;
-    };
-    m.def("float_rate", [kernels](Team& team, const std::string& level, double seconds) {
-        const Kernels& k = kernels(level);
+    m.def("float_rate", [](Team& team, const std::string& level, double seconds) {
+        const Kernels& k = kernels_here(level.c_str());
         nb::gil_scoped_release unlocked;
         return rate(team, seconds, [&](int) { return k.burn_float(20000); });
     }, "team"_a, "level"_a, "seconds"_a, "FLOP/s of float32 multiply-adds from registers.");
-    m.def("quant_rate", [kernels](Team& team, const std::string& level, double seconds) {
-        const Kernels& k = kernels(level);
+    m.def("quant_rate", [](Team& team, const std::string& level, double seconds) {
+        const Kernels& k = kernels_here(level.c_str());
         nb::gil_scoped_release unlocked;
         return rate(team, seconds, [&](int) { return k.burn_quant(20000); });
     }, "team"_a, "level"_a, "seconds"_a,
        "OP/s of byte codes times fifteen-bit activations, a multiply-add being two, whatever instructions it takes.");
-    m.def("read_rate", [kernels](Team& team, const std::string& level, size_t bytes, double seconds) {
-        const Kernels& k = kernels(level);
+    m.def("read_rate", [](Team& team, const std::string& level, size_t bytes, double seconds) {
+        const Kernels& k = kernels_here(level.c_str());
         nb::gil_scoped_release unlocked;
         constexpr size_t ALIGN = size_t(2) << 20;
         const size_t share = (bytes / size_t(team.size()) + 255) / 256 * 256;  // each thread keeps to its own part

@@ -3,6 +3,8 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <stdexcept>
+#include <string>
 
 #include "kernels.h"
 
@@ -33,10 +35,13 @@ void trust_tiles() { tiles_are_trusted = true; }
 
 const char* const LEVELS[4] = {"portable", "avx2", "avx512", "amx"};
 
-const Kernels* kernels_of(const char* name) {
+const Kernels& kernels_here(const char* name) {
     for (const Kernels* k : {&portable::kernels, &avx2::kernels, &avx512::kernels, &amx::kernels})
-        if (!strcmp(k->name, name)) return k;
-    return nullptr;
+        if (!strcmp(name, k->name)) {
+            if (!level_runs_here(k->name)) throw std::invalid_argument(std::string("this machine cannot run level ") + name);
+            return *k;
+        }
+    throw std::invalid_argument(std::string("unknown instruction-set level ") + name);
 }
 
 bool level_runs_here(const char* name) {

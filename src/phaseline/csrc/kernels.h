@@ -261,8 +261,8 @@ constexpr size_t attend_scratch(int padded_dim) { return size_t(MAX_TILE) * (siz
 
 constexpr size_t route_scratch(int experts) { return 4 * (size_t(experts) + PANEL); }
 
-// The table of a level by name, or null where the name is unknown.
-const Kernels* kernels_of(const char* name);
+// The table of a level by name. Throws std::invalid_argument where the name is unknown, or the level does not run here.
+const Kernels& kernels_here(const char* name);
 // Whether this processor (and its operating system) can run that level; for AMX, the system is asked to.
 bool level_runs_here(const char* name);
 // From now on the level amx runs wherever AVX-512 does: for tests, which bring somebody who executes its instructions.

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -140,14 +140,10 @@ def test_requests_on_one_connection_are_answered_one_after_the_other(server: Ser
     assert got.count(b'"text_completion"') == 3
 
 
-def test_bodies_under_way_share_a_bound() -> None:
-    """The guard alone: three bodies of 40 bytes where 100 may be held, the third while the others are answered."""
-    answering, statuses = asyncio.Event(), list[int]()
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        assert len((await receive())["body"]) == 40
-        await answering.wait()
-        await send({"type": "http.response.start", "status": 200, "headers": []})
+def alone(app: Any, max_bodies: int) -> tuple[Callable[[], Coroutine[Any, Any, None]], list[int]]:
+    """What sends a body of 40 bytes through a guard alone, and the statuses of what `app` and it answer."""
+    guard = Guard(app, hosts=None, keys=(), open_paths=(), max_body=50, max_bodies=max_bodies)
+    statuses = list[int]()
 
     async def receive() -> Any:
         return {"type": "http.request", "body": b"x" * 40, "more_body": False}
@@ -155,16 +151,30 @@ def test_bodies_under_way_share_a_bound() -> None:
     async def send(message: Any) -> None:
         statuses.extend([message["status"]] if "status" in message else [])
 
+    async def ask() -> None:
+        await guard({"type": "http", "path": "/", "headers": [(b"content-length", b"40")]}, receive, send)
+
+    return ask, statuses
+
+
+def test_bodies_under_way_share_a_bound() -> None:
+    """The guard alone: three bodies of 40 bytes where 100 may be held, the third while the others are answered."""
+    answering = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert len((await receive())["body"]) == 40
+        await answering.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
     async def run() -> None:
-        guard = Guard(app, hosts=None, keys=(), open_paths=(), max_body=50, max_bodies=100)
-        scope = {"type": "http", "path": "/", "headers": [(b"content-length", b"40")]}
-        held = [asyncio.create_task(guard(dict(scope), receive, send)) for _ in range(2)]
+        ask, statuses = alone(app, 100)
+        held = [asyncio.create_task(ask()) for _ in range(2)]
         await asyncio.sleep(0)
-        await asyncio.wait_for(guard(dict(scope), receive, send), 10)
+        await asyncio.wait_for(ask(), 10)
         assert statuses == [503]
         answering.set()
         await asyncio.gather(*held)
-        await guard(dict(scope), receive, send)
+        await ask()
         assert statuses == [503, 200, 200, 200]
 
     asyncio.run(run())
@@ -172,7 +182,7 @@ def test_bodies_under_way_share_a_bound() -> None:
 
 def test_a_body_that_is_still_read_when_its_request_is_cancelled_harms_nobody() -> None:
     """The guard alone: a thread looks at the first body, as a reader does."""
-    views, statuses = list[memoryview](), list[int]()
+    views = list[memoryview]()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         body = (await receive())["body"]
@@ -181,21 +191,14 @@ def test_a_body_that_is_still_read_when_its_request_is_cancelled_harms_nobody() 
             await asyncio.Event().wait()
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
-    async def receive() -> Any:
-        return {"type": "http.request", "body": b"x" * 40, "more_body": False}
-
-    async def send(message: Any) -> None:
-        statuses.extend([message["status"]] if "status" in message else [])
-
     async def run() -> None:
-        guard = Guard(app, hosts=None, keys=(), open_paths=(), max_body=50, max_bodies=50)
-        scope = {"type": "http", "path": "/", "headers": [(b"content-length", b"40")]}
-        first = asyncio.create_task(guard(dict(scope), receive, send))
+        ask, statuses = alone(app, 50)
+        first = asyncio.create_task(ask())
         await asyncio.sleep(0)
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first
-        await guard(dict(scope), receive, send)
+        await ask()
         assert bytes(views[0]) == b"x" * 40 and statuses == [200]
 
     asyncio.run(run())

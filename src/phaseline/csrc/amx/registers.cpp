@@ -3,10 +3,8 @@
 
 namespace amx {
 
-void open();
 void open() { open_tiles({}); }
 
-void close();
 void close() { close_tiles(); }
 
 }  // namespace amx
